@@ -1,0 +1,29 @@
+"""LayerNorm and RMSNorm for NumPy arrays: exact, as fast as a copy, forward and backward."""
+
+from . import reference
+from ._api import (
+    add_layer_norm,
+    add_rms_norm,
+    layer_norm,
+    layer_norm_backward,
+    rms_norm,
+    rms_norm_backward,
+)
+from ._layers import LayerNorm, RMSNorm
+from ._threads import get_num_threads, set_num_threads
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LayerNorm",
+    "RMSNorm",
+    "add_layer_norm",
+    "add_rms_norm",
+    "get_num_threads",
+    "layer_norm",
+    "layer_norm_backward",
+    "reference",
+    "rms_norm",
+    "rms_norm_backward",
+    "set_num_threads",
+]

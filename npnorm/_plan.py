@@ -1,0 +1,412 @@
+"""Every check and every message: turns the arguments of a call into a frozen plan and checked arrays.
+
+Nothing here allocates, computes or writes.
+"""
+
+import math
+import operator
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._results import Array
+
+FORMATS: dict[np.dtype, str] = {
+    np.dtype(order + code): name
+    for code, name in (("f2", "float16"), ("f4", "float32"), ("f8", "float64"))
+    for order in "<>"
+}
+"""The supported dtypes that NumPy itself has, in either byte order; bfloat16 is added when it is first met."""
+
+
+class Plan(NamedTuple):
+    """What a kernel is compiled for: hashable, and the same for every shape. Formats are None for absent arrays."""
+
+    backward: bool
+    centered: bool
+    double: bool
+    """Whether the compute dtype is float64, not float32."""
+    option: bool
+    """Forward: round before the weight. Backward: recompute the statistics."""
+    x: str
+    other: str | None
+    """The format of the residual, or of dy."""
+    weight: bool
+    bias: bool
+    """Forward: whether there is a bias. Backward: whether dbias is wanted."""
+    out: str | None
+    """The format of y or dx."""
+    dweight: bool = False
+    dresidual: str | None = None
+
+
+class Forward(NamedTuple):
+    """A checked forward call."""
+
+    plan: Plan
+    x: Array
+    residual: Array | None
+    weight: Array | None
+    bias: Array | None
+    out: Array | None
+    residual_out: Array | None
+    axes: int
+    """How many trailing axes are normalized."""
+    eps: float
+    weight_offset: float
+    return_stats: bool
+
+
+class Backward(NamedTuple):
+    """A checked backward call."""
+
+    plan: Plan
+    dy: Array
+    x: Array
+    weight: Array | None
+    mean: Array | None
+    rstd: Array | None
+    dresidual: Array | None
+    mask: tuple[bool, bool, bool]
+    out: tuple[Array | None, Array | None, Array | None]
+    axes: int
+    eps: float
+    weight_offset: float
+
+
+def plan_forward(
+    centered: bool,
+    x: Any,
+    residual: Any,
+    weight: Any,
+    bias: Any,
+    axis: Any,
+    eps: Any,
+    weight_offset: Any,
+    round_before_weight: Any,
+    out: Any,
+    residual_out: Any,
+    return_stats: Any,
+    fused: bool = False,
+) -> Forward:
+    """Check the arguments of a forward function; `fused` is True for those that add a residual."""
+    x, x_format = checked_array("x", x)
+    axes = trailing_axes(axis, x.ndim)
+    shape = x.shape[x.ndim - axes :]
+    residual_format = out_format = None
+    if fused:
+        residual, residual_format = checked_array("residual", residual)
+        _check_shape("residual", residual, x.shape, "the shape of `x`")
+    weight = _checked_parameter("weight", weight, shape)
+    bias = _checked_parameter("bias", bias, shape)
+    weight_offset = _checked_offset(weight_offset, weight)
+    if out is not None:
+        out_format = _checked_output("out", out, x.shape)
+    double = x_format == "float64" or out_format == "float64"
+    eps = _checked_eps(eps, centered, double)
+    if residual_out is not None:
+        sum_format = _checked_output("residual_out", residual_out, x.shape)
+        if sum_format != x_format:
+            raise ValueError(
+                f"`residual_out` must have the dtype of `x`, {x_format}; got {residual_out.dtype}"
+            )
+    if out is not None or residual_out is not None:
+        inputs = {"x": x, "residual": residual, "weight": weight, "bias": bias}
+        _check_overlap("out", out, {**inputs, "residual_out": residual_out}, ("x", "residual"))
+        _check_overlap("residual_out", residual_out, inputs, ("x", "residual"))
+    plan = Plan(
+        False,
+        centered,
+        double,
+        bool(round_before_weight),
+        x_format,
+        residual_format,
+        weight is not None,
+        bias is not None,
+        out_format or x_format,
+    )
+    return Forward(
+        plan, x, residual, weight, bias, out, residual_out, axes, eps, weight_offset, bool(return_stats)
+    )
+
+
+def plan_backward(
+    centered: bool,
+    dy: Any,
+    x: Any,
+    weight: Any,
+    mean: Any,
+    rstd: Any,
+    axis: Any,
+    eps: Any,
+    weight_offset: Any,
+    dresidual: Any,
+    output_mask: Any,
+    out: Any,
+) -> Backward:
+    """Check the arguments of a backward function."""
+    dy, dy_format = checked_array("dy", dy)
+    x, x_format = checked_array("x", x)
+    axes = trailing_axes(axis, x.ndim)
+    shape = x.shape[x.ndim - axes :]
+    _check_shape("dy", dy, x.shape, "the shape of `x`")
+    weight = _checked_parameter("weight", weight, shape)
+    weight_offset = _checked_offset(weight_offset, weight)
+    kept = x.shape[: x.ndim - axes] + (1,) * axes
+    rule = "the shape of the statistics that `return_stats=True` gives"
+    if mean is not None:
+        mean, _ = checked_array("mean", mean)
+        _check_shape("mean", mean, kept, rule)
+    if rstd is not None:
+        rstd, _ = checked_array("rstd", rstd)
+        _check_shape("rstd", rstd, kept, rule)
+    dresidual_format = None
+    if dresidual is not None:
+        dresidual, dresidual_format = checked_array("dresidual", dresidual)
+        _check_shape("dresidual", dresidual, x.shape, "the shape of `x`")
+    mask = _checked_mask(output_mask, weight)
+    outputs, formats = _checked_gradients(out, mask, x.shape, shape)
+    double = (
+        "float64" in (x_format, dy_format, *formats)
+        or dresidual_format == "float64"
+        or (weight is not None and (mask[1] or mask[2]) and format_of(weight.dtype) == "float64")
+    )
+    eps = _checked_eps(eps, centered, double)
+    if out is not None:
+        inputs = {"dy": dy, "x": x, "weight": weight, "mean": mean, "rstd": rstd, "dresidual": dresidual}
+        _check_overlap("out[0]", outputs[0], inputs, ("dy", "x", "dresidual"))
+        _check_overlap("out[1]", outputs[1], {**inputs, "out[0]": outputs[0]}, ())
+        _check_overlap(
+            "out[2]", outputs[2], {**inputs, "out[0]": outputs[0], "out[1]": outputs[1]}, ()
+        )
+    plan = Plan(
+        True,
+        centered,
+        double,
+        rstd is None or (centered and mean is None),
+        x_format,
+        dy_format,
+        weight is not None,
+        mask[2],
+        (formats[0] or x_format) if mask[0] else None,
+        mask[1],
+        dresidual_format if mask[0] else None,
+    )
+    return Backward(
+        plan, dy, x, weight, mean, rstd, dresidual, mask, outputs, axes, eps, weight_offset
+    )
+
+
+def format_of(dtype: np.dtype) -> str | None:
+    """The name of a supported dtype, or None."""
+    name = FORMATS.get(dtype)
+    if name is None and dtype.name == "bfloat16" and dtype.itemsize == 2:
+        FORMATS[dtype] = name = "bfloat16"
+    return name
+
+
+def checked_array(name: str, value: Any) -> tuple[Array, str]:
+    """The value as a plain NumPy array of a supported dtype, not copied if it is an array, and its format."""
+    if type(value) is not np.ndarray:
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError(
+                f"`{name}` must not be a masked array, since its mask would be ignored; got "
+                f"{type(value).__name__}: write {name}.filled(0) or {name}.data"
+            )
+        value = np.asarray(value)
+    found = format_of(value.dtype)
+    if found is None:
+        remedy = (
+            "norm its real and imaginary parts, or its absolute value"
+            if value.dtype.kind == "c"
+            else f"write np.asarray({name}).astype(np.float32)"
+        )
+        raise TypeError(
+            f"`{name}` must have dtype float16, bfloat16, float32 or float64; got {value.dtype}: {remedy}"
+        )
+    return value, found
+
+
+def trailing_axes(axis: Any, ndim: int) -> int:
+    """How many trailing axes `axis` names."""
+    if axis == -1 and ndim and type(axis) is int:
+        return 1
+    axes = axis if isinstance(axis, Sequence) and not isinstance(axis, str) else (axis,)
+    try:
+        numbers = [operator.index(a) for a in axes]
+    except TypeError:
+        raise TypeError(f"`axis` must be an int or a tuple of ints; got {axis!r}") from None
+    if not numbers:
+        raise ValueError("`axis` must name at least one axis; got ()")
+    for number in numbers:
+        if not -ndim <= number < ndim:
+            raise np.exceptions.AxisError(number, ndim, "`axis` of `x`")
+    named = sorted(number % ndim for number in numbers)
+    if len(set(named)) != len(named):
+        raise ValueError(f"`axis` must not name an axis twice; got {axis!r} for a {ndim}-d `x`")
+    if named != list(range(ndim - len(named), ndim)):
+        raise ValueError(
+            f"`axis` must name the trailing axes of `x`; got {axis!r} for a {ndim}-d `x`: move them to the end "
+            f"with np.moveaxis(x, {tuple(named)}, {tuple(range(-len(named), 0))}), and y back"
+        )
+    return len(named)
+
+
+def checked_normalized_shape(shape: Any) -> tuple[int, ...]:
+    """A layer's `normalized_shape` as a tuple."""
+    rule = "`normalized_shape` must be an int or a tuple of ints, the lengths of the trailing axes"
+    lengths = shape if isinstance(shape, Sequence) and not isinstance(shape, str) else (shape,)
+    try:
+        numbers = tuple(operator.index(length) for length in lengths)
+    except TypeError:
+        raise TypeError(f"{rule}; got {shape!r}") from None
+    if not numbers or min(numbers) < 0:
+        raise ValueError(f"{rule}, at least one and none negative; got {shape!r}")
+    return numbers
+
+
+def checked_parameter_dtype(dtype: Any) -> np.dtype:
+    """A layer's dtype."""
+    dtype = np.dtype(dtype)
+    if format_of(dtype) is None:
+        raise TypeError(f"`dtype` must be float16, bfloat16, float32 or float64; got {dtype}")
+    return dtype
+
+
+def check_layer_input(x: Any, shape: tuple[int, ...]) -> None:
+    """Whether the trailing axes of a layer's input are its `normalized_shape`."""
+    got = np.shape(x)
+    if got[len(got) - len(shape) :] != shape or len(got) < len(shape):
+        raise ValueError(
+            f"`x` must end in the axes {shape}, the layer's `normalized_shape`; got shape {got}"
+        )
+
+
+def _checked_parameter(name: str, value: Any, shape: tuple[int, ...]) -> Array | None:
+    if value is None:
+        return None
+    value, _ = checked_array(name, value)
+    _check_shape(name, value, shape, "the shape of the normalized axes of `x`")
+    return value
+
+
+def _check_shape(name: str, array: Array, shape: tuple[int, ...], rule: str) -> None:
+    if array.shape != shape:
+        raise ValueError(f"`{name}` must have shape {shape}, {rule}; got {array.shape}")
+
+
+def _checked_number(name: str, value: Any, rule: str) -> float:
+    if type(value) is float:
+        return value
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
+        raise TypeError(f"`{name}` must be {rule}; got {value!r}")
+    return float(value)
+
+
+def _checked_eps(eps: Any, centered: bool, double: bool) -> float:
+    rule = "a finite real number that is not negative"
+    if eps is None and not centered:
+        return float(np.finfo(np.float64 if double else np.float32).eps)
+    number = _checked_number("eps", eps, rule)
+    if not 0.0 <= number < math.inf:
+        raise ValueError(f"`eps` must be {rule}; got {eps!r}")
+    return number
+
+
+def _checked_offset(offset: Any, weight: Array | None) -> float:
+    number = _checked_number("weight_offset", offset, "a finite real number")
+    if not math.isfinite(number):
+        raise ValueError(f"`weight_offset` must be a finite real number; got {offset!r}")
+    if number and weight is None:
+        raise ValueError(
+            f"`weight_offset` is added to `weight`, which is None; got {offset!r}: pass a weight of zeros"
+        )
+    return number
+
+
+def _checked_output(name: str, array: Any, shape: tuple[int, ...]) -> str:
+    if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"`{name}` must be a NumPy array; got {type(array).__name__}")
+    found = format_of(array.dtype)
+    if found is None:
+        raise ValueError(
+            f"`{name}` must have dtype float16, bfloat16, float32 or float64; got {array.dtype}"
+        )
+    _check_shape(name, array, shape, "the shape of the result")
+    if not array.flags.writeable:
+        raise ValueError(f"`{name}` must be writable; got a read-only array: pass a copy of it")
+    if not array.flags.c_contiguous and any(
+        step == 0 and length > 1 for step, length in zip(array.strides, array.shape, strict=True)
+    ):
+        raise ValueError(
+            f"`{name}` must not repeat its own elements; got strides {array.strides}: pass a copy of it"
+        )
+    return found
+
+
+def _checked_mask(mask: Any, weight: Array | None) -> tuple[bool, bool, bool]:
+    if mask is None:
+        return True, weight is not None, weight is not None
+    if not isinstance(mask, Sequence | np.ndarray) or len(mask) != 3:
+        raise ValueError(
+            f"`output_mask` must be three bools, for dx, dweight and dbias; got {mask!r}"
+        )
+    if not all(isinstance(wanted, bool | np.bool_) for wanted in mask):
+        raise TypeError(f"`output_mask` must be three bools; got {mask!r}")
+    return bool(mask[0]), bool(mask[1]), bool(mask[2])
+
+
+def _checked_gradients(
+    out: Any, mask: tuple[bool, bool, bool], x_shape: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[tuple[Array | None, Array | None, Array | None], list[str | None]]:
+    """The arrays of a backward `out`, and their formats."""
+    if out is None:
+        return (None, None, None), [None, None, None]
+    if not isinstance(out, tuple) or len(out) != 3:
+        raise ValueError(
+            f"`out` must be a tuple of three arrays or None, for dx, dweight and dbias; got {out!r}"
+        )
+    formats: list[str | None] = [None, None, None]
+    for i, (array, wanted) in enumerate(zip(out, mask, strict=True)):
+        if array is None:
+            continue
+        if not wanted:
+            raise ValueError(
+                f"`out[{i}]` must be None, since `output_mask[{i}]` is False; got an array: mask it in or pass None"
+            )
+        formats[i] = _checked_output(f"out[{i}]", array, shape if i else x_shape)
+    return (out[0], out[1], out[2]), formats
+
+
+def _check_overlap(
+    name: str, out: Array | None, others: dict[str, Array | None], identical: tuple[str, ...]
+) -> None:
+    """Refuse an output that overlaps another array, unless it may be, and is, exactly that array."""
+    if out is None:
+        return
+    for other_name, other in others.items():
+        if other is None or (other is out and other_name in identical):
+            continue
+        if not np.may_share_memory(out, other) or not _shares_memory(out, other):
+            continue
+        if other_name in identical and _same_memory(out, other):
+            continue
+        raise ValueError(
+            f"`{name}` must not overlap `{other_name}`"
+            + (" in part" if other_name in identical else "")
+            + f"; got arrays that share memory: pass a copy of `{other_name}` or another output"
+        )
+
+
+def _shares_memory(a: Array, b: Array) -> bool:
+    try:
+        return np.shares_memory(a, b, max_work=100_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _same_memory(a: Array, b: Array) -> bool:
+    here, there = a.__array_interface__["data"][0], b.__array_interface__["data"][0]
+    return here == there and a.strides == b.strides and a.itemsize == b.itemsize

@@ -1,0 +1,138 @@
+"""Compiled kernels on disk, without a way to fail.
+
+Numba's own cache raises at import when no folder can be written, raises at every call when a file
+is damaged, and does not see edits in other files. Here a kernel is one file, named by a hash of all
+that it depends on and sealed by a hash of its content; whatever is wrong with it, the kernel is
+compiled in memory instead.
+"""
+
+import hashlib
+import os
+import pickle
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import llvmlite
+import numba
+from numba.core.caching import _Cache
+from numba.core.compiler import CompileResult
+from numba.core.runtime import rtsys
+from numba.core.serialize import dumps
+
+SEAL = 32  # bytes of SHA-256 in front of the content
+
+
+def folders():
+    """The folders to look in, the first that can be written being the one to write to."""
+    chosen = os.environ.get("NPNORM_CACHE_DIR")
+    if chosen:
+        return [Path(chosen)]
+    if sys.platform == "win32":
+        user = os.environ.get("LOCALAPPDATA") or Path.home()
+    else:
+        user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return [Path(__file__).parent / "__pycache__", Path(user) / "npnorm"]
+
+
+class KernelCache(_Cache):
+    """The cache of one kernel, as a Numba dispatcher uses it. `key` is a string that names the kernel's options."""
+
+    def __init__(self, key):
+        self._key = key
+
+    @property
+    def cache_path(self):
+        return str(folders()[0])
+
+    def load_overload(self, sig, target_context):
+        name = self._file_name(sig, target_context)
+        for folder in folders():
+            try:
+                sealed = (folder / name).read_bytes()
+            except OSError:
+                continue
+            content = sealed[SEAL:]
+            if hashlib.sha256(content).digest() != sealed[:SEAL]:
+                _warn(f"the file {name} in {folder} is damaged")
+                continue
+            # Loaded code needs the runtime alone; target_context.refresh() would cost 0.5 s (it
+            # fills type registries).
+            rtsys.initialize(target_context)
+            return CompileResult._rebuild(target_context, *pickle.loads(content))
+        target_context.refresh()
+        return None
+
+    def save_overload(self, sig, data):
+        content = dumps(data._reduce())
+        name = self._file_name(sig, data.target_context)
+        failure = None
+        for folder in folders():
+            try:
+                _write(folder, name, hashlib.sha256(content).digest() + content)
+                return
+            except OSError as error:
+                failure = error
+        _warn(f"no kernel could be saved ({failure})")
+
+    def enable(self):
+        pass
+
+    def disable(self):
+        pass
+
+    def flush(self):
+        pass
+
+    def _file_name(self, sig, target_context):
+        parts = (
+            self._key,
+            str(sig),
+            target_context.codegen().magic_tuple(),
+            (sys.version_info[:2], numba.__version__, llvmlite.__version__, os.environ.get("NUMBA_OPT")),
+            _sources(),
+        )
+        return f"npnorm-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.nbc"
+
+
+def _sources():
+    """A hash of every source file that kernels are made of."""
+    global _source_hash
+    if _source_hash is None:
+        found = hashlib.sha256()
+        for name in ("elements.py", "rows.py", "kernels.py"):
+            found.update((Path(__file__).parent / name).read_bytes())
+        _source_hash = found.hexdigest()
+    return _source_hash
+
+
+_source_hash: str | None = None
+
+
+def _write(folder, name, content):
+    """Write a file at once, so that no reader ever sees half of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, folder / name)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _warn(reason):
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"npnorm compiles its kernels in memory, for this process only: {reason}. Set NPNORM_CACHE_DIR to a "
+            "folder that can be written to keep compiled kernels.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+_warned = False

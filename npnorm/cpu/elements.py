@@ -1,0 +1,278 @@
+"""What kernels are made of: rows of arrays, and elements moved between memory and the compute dtype.
+
+An array of float16 arrives as int16 and one of bfloat16 as uint16, since Numba knows neither: the
+integer type names the format. Conversions are LLVM code of a single width without branches, so the
+loops around them vectorize.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+HALF, BFLOAT = types.int16, types.uint16
+_I16, _I32 = ir.IntType(16), ir.IntType(32)
+_F16, _F32, _F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+_OUTPUTS = 5  # the most arrays that one loop writes
+
+
+def has_half_instructions():
+    """Whether the CPU compiled for converts float16 itself. Where it cannot, LLVM would call a missing function."""
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return triple.startswith(("aarch64", "arm64")) or "+f16c" in features.split(",")
+
+
+# Rows
+
+
+@intrinsic
+def row(typingctx, array, index):
+    """Row `index` of a 3-d array whose last axis is contiguous, as a C-contiguous vector; None of None."""
+    if isinstance(array, types.NoneType):
+        return array(array, types.intp), lambda context, builder, signature, args: args[0]
+    vector = types.Array(array.dtype, 1, "C", readonly=not array.mutable)
+
+    def codegen(context, builder, signature, args):
+        source = context.make_array(array)(context, builder, args[0])
+        strides = cgutils.unpack_tuple(builder, source.strides)
+        _, length, size = cgutils.unpack_tuple(builder, source.shape)
+        # Nearly always the first axis has length 1: a branch is cheaper than a 64-bit division a
+        # row.
+        outer = cgutils.alloca_once_value(builder, ir.Constant(args[1].type, 0))
+        with builder.if_then(builder.icmp_signed(">=", args[1], length), likely=False):
+            builder.store(builder.sdiv(args[1], length), outer)
+        outer = builder.load(outer)
+        inner = builder.sub(args[1], builder.mul(outer, length))
+        offset = builder.add(builder.mul(outer, strides[0]), builder.mul(inner, strides[1]))
+        data = cgutils.pointer_add(builder, source.data, offset)
+        return _vector(context, builder, vector, data, size)
+
+    return vector(array, types.intp), codegen
+
+
+@intrinsic
+def part(typingctx, vector, start, size):
+    """vector[start : start + size] of a C-contiguous vector, without a look at the bounds; None of None."""
+
+    def codegen(context, builder, signature, args):
+        if isinstance(vector, types.NoneType):
+            return args[0]
+        source = context.make_array(vector)(context, builder, args[0])
+        return _vector(context, builder, vector, builder.gep(source.data, [args[1]]), args[2])
+
+    return vector(vector, types.intp, types.intp), codegen
+
+
+def _vector(context, builder, vector, data, size):
+    itemsize = context.get_constant(types.intp, context.get_abi_sizeof(data.type.pointee))
+    out = context.make_array(vector)(context, builder)
+    context.populate_array(
+        out, data=data, shape=[size], strides=[itemsize], itemsize=itemsize, meminfo=None
+    )
+    return out._getvalue()
+
+
+# Elements. Inputs are declared not to alias outputs, and outputs not each other: the run-time
+# overlap checks would otherwise send every in-place call to a scalar loop (7 copies instead of
+# 2.4). An output may be exactly an input, since each element is read before it is written; the plan
+# refuses every other overlap.
+
+
+@intrinsic
+def load(typingctx, vector, j, like):
+    """vector[j] in the dtype of `like`, a float32 or float64 value."""
+
+    def codegen(context, builder, signature, args):
+        instruction = builder.load(_element(context, builder, vector, args))
+        instruction.set_metadata("noalias", _scopes(builder, range(_OUTPUTS)))
+        return _widen(builder, instruction, vector.dtype, _llvm_type(like))
+
+    return like(vector, types.intp, like), codegen
+
+
+@intrinsic(prefer_literal=True)
+def store(typingctx, vector, j, value, output):
+    """vector[j] = value, rounded once to the vector's format. `output` numbers the arrays a loop writes."""
+    if not isinstance(output, types.IntegerLiteral):
+        return None
+    value = types.unliteral(value)
+
+    def codegen(context, builder, signature, args):
+        number = _narrow(builder, args[2], vector.dtype)
+        instruction = builder.store(number, _element(context, builder, vector, args))
+        _mark_output(builder, instruction, output.literal_value)
+        return context.get_dummy_value()
+
+    return types.none(vector, types.intp, value, output), codegen
+
+
+@intrinsic(prefer_literal=True)
+def stored(typingctx, vector, j, output):
+    """vector[j] of an array that this loop also writes, as it is."""
+    if not isinstance(output, types.IntegerLiteral):
+        return None
+
+    def codegen(context, builder, signature, args):
+        instruction = builder.load(_element(context, builder, vector, args))
+        _mark_output(builder, instruction, output.literal_value)
+        return instruction
+
+    return vector.dtype(vector, types.intp, output), codegen
+
+
+@intrinsic
+def rounded(typingctx, value, vector):
+    """value rounded to the format of the vector's elements; value itself when the vector is None."""
+    if isinstance(vector, types.NoneType):
+        return value(value, vector), lambda context, builder, signature, args: args[0]
+
+    def codegen(context, builder, signature, args):
+        number = _narrow(builder, args[0], vector.dtype)
+        return _widen(builder, number, vector.dtype, args[0].type)
+
+    return value(value, vector), codegen
+
+
+@intrinsic
+def scaled(typingctx, value, weight, j):
+    """value * weight[j]; value itself when there is no weight."""
+    return value(value, weight, types.intp), _with_element(weight, "fmul")
+
+
+@intrinsic
+def shifted(typingctx, value, bias, j):
+    """value + bias[j]; value itself when there is no bias."""
+    return value(value, bias, types.intp), _with_element(bias, "fadd")
+
+
+def _with_element(vector, operation):
+    def codegen(context, builder, signature, args):
+        if isinstance(vector, types.NoneType):
+            return args[0]
+        number = builder.load(_element(context, builder, vector, args[1:]))
+        number.set_metadata("noalias", _scopes(builder, range(_OUTPUTS)))
+        return getattr(builder, operation)(
+            args[0], _widen(builder, number, vector.dtype, args[0].type)
+        )
+
+    return codegen
+
+
+def _element(context, builder, vector, args):
+    data = context.make_array(vector)(context, builder, args[0]).data
+    return builder.gep(data, [args[1]])
+
+
+def _mark_output(builder, instruction, output):
+    instruction.set_metadata("alias.scope", _scopes(builder, [output]))
+    others = [i for i in range(_OUTPUTS) if i != output]
+    instruction.set_metadata("noalias", _scopes(builder, others))
+
+
+def _scopes(builder, outputs):
+    module = builder.module
+    domain = module.add_metadata([ir.MetaDataString(module, "npnorm")])
+    return module.add_metadata(
+        [
+            module.add_metadata([ir.MetaDataString(module, f"npnorm.output{i}"), domain])
+            for i in outputs
+        ]
+    )
+
+
+# Formats
+
+
+def _llvm_type(dtype):
+    return {types.float32: _F32, types.float64: _F64}[dtype]
+
+
+def _widen(builder, value, dtype, target):
+    """The exact value of a stored element as a float32 or float64."""
+    if dtype == HALF:
+        value = _half_to_float(builder, value)
+    elif dtype == BFLOAT:
+        value = builder.bitcast(builder.shl(builder.zext(value, _I32), _I32(16)), _F32)
+    return _resize(builder, value, target)
+
+
+def _resize(builder, value, target):
+    if value.type == target:
+        return value
+    return builder.fpext(value, target) if target == _F64 else builder.fptrunc(value, target)
+
+
+def _narrow(builder, value, dtype):
+    """A float32 or float64 rounded once, to nearest even, to an element's format."""
+    if dtype in (types.float32, types.float64):
+        return _resize(builder, value, _llvm_type(dtype))
+    if value.type == _F64:
+        value = _round_to_odd(builder, value)
+    return _float_to_half(builder, value) if dtype == HALF else _float_to_bfloat(builder, value)
+
+
+def _round_to_odd(builder, value):
+    """float64 to float32 such that rounding it to 16 bits is as if that were done at once.
+
+    S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
+    rounding to odd", IEEE Transactions on Computers 57, 2008.
+    """
+    nearest = builder.fptrunc(value, _F32)
+    back = builder.fpext(nearest, _F64)
+    bits = builder.bitcast(nearest, _I32)
+    magnitude, magnitude_back = (_magnitude64(builder, v) for v in (value, back))
+    beyond = builder.zext(builder.fcmp_ordered(">", magnitude_back, magnitude), _I32)
+    inexact = builder.zext(builder.fcmp_unordered("!=", back, value), _I32)
+    bits = builder.or_(builder.sub(bits, beyond), inexact)
+    return builder.bitcast(bits, _F32)
+
+
+def _magnitude64(builder, value):
+    integer = ir.IntType(64)
+    bits = builder.and_(builder.bitcast(value, integer), integer((1 << 63) - 1))
+    return builder.bitcast(bits, _F64)
+
+
+def _float_to_bfloat(builder, value):
+    bits = builder.bitcast(value, _I32)
+    even = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
+    near = builder.lshr(builder.add(bits, builder.add(even, _I32(0x7FFF))), _I32(16))
+    quiet = builder.or_(builder.lshr(bits, _I32(16)), _I32(0x40))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    return builder.trunc(builder.select(is_nan, quiet, near), _I16)
+
+
+def _half_to_float(builder, bits):
+    if has_half_instructions():
+        return builder.fpext(builder.bitcast(bits, _F16), _F32)
+    bits = builder.zext(bits, _I32)
+    sign = builder.shl(builder.and_(bits, _I32(0x8000)), _I32(16))
+    magnitude = builder.and_(bits, _I32(0x7FFF))
+    # Exponent and fraction in their float32 places, 2^112 too small: the product mends that, for
+    # subnormals too.
+    small = builder.bitcast(builder.shl(magnitude, _I32(13)), _F32)
+    number = builder.bitcast(builder.fmul(small, _F32(2.0**112)), _I32)
+    special = builder.icmp_unsigned(">=", magnitude, _I32(0x7C00))
+    exponent = builder.select(special, _I32(0x7F800000), _I32(0))
+    return builder.bitcast(builder.or_(builder.or_(number, exponent), sign), _F32)
+
+
+def _float_to_half(builder, value):
+    if has_half_instructions():
+        return builder.bitcast(builder.fptrunc(value, _F16), _I16)
+    bits = builder.bitcast(value, _I32)
+    sign = builder.and_(builder.lshr(bits, _I32(16)), _I32(0x8000))
+    magnitude = builder.and_(bits, _I32(0x7FFFFFFF))
+    even = builder.and_(builder.lshr(magnitude, _I32(13)), _I32(1))
+    normal = builder.add(builder.add(magnitude, even), _I32(0xFFF - (112 << 23)))
+    normal = builder.lshr(normal, _I32(13))
+    # Below 2^-14 the spacing is 2^-24, the spacing of float32 from 0.5: adding 0.5 rounds.
+    tiny = builder.fadd(builder.bitcast(magnitude, _F32), _F32(0.5))
+    tiny = builder.sub(builder.bitcast(tiny, _I32), _I32(0x3F000000))
+    number = builder.select(builder.icmp_unsigned("<", magnitude, _I32(0x38800000)), tiny, normal)
+    number = builder.select(
+        builder.icmp_unsigned(">=", magnitude, _I32(0x47800000)), _I32(0x7C00), number
+    )
+    number = builder.select(builder.icmp_unsigned(">", magnitude, _I32(0x7F800000)), _I32(0x7E00), number)
+    return builder.trunc(builder.or_(number, sign), _I16)

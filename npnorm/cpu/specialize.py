@@ -1,0 +1,114 @@
+"""Kernels by plan: each is compiled, or loaded, when it is first called for."""
+
+import os
+import threading
+
+import numpy as np
+from numba import njit, types
+
+from .cache import KernelCache
+from .kernels import make_backward, make_forward
+
+ELEMENTS = {
+    "float16": types.int16,
+    "bfloat16": types.uint16,
+    "float32": types.float32,
+    "float64": types.float64,
+}
+STATISTICS = types.Array(types.float64, 1, "C")
+
+
+def kernel(plan, extreme=False):
+    """The compiled kernel of a plan; `extreme` is the one for rows of extreme size."""
+    found = _kernels.get((plan, extreme))
+    if found is None:
+        with _lock:
+            found = _kernels.get((plan, extreme))
+            if found is None:
+                found = _kernels[plan, extreme] = build(plan, extreme)
+    return found
+
+
+def build(plan, extreme=False, cached=True):
+    """A new dispatcher of a plan's kernel."""
+    function, signature = (_backward if plan.backward else _forward)(plan, extreme)
+    dispatcher = njit(nogil=True, error_model="numpy")(function)
+    if cached:
+        dispatcher._cache = KernelCache(repr((plan, extreme)))  # type: ignore[attr-defined]
+    dispatcher.compile(signature)
+    dispatcher.disable_compile()
+    return dispatcher
+
+
+def _forward(plan, extreme):
+    add_in_double = "float64" in (plan.x, plan.other)
+    function = make_forward(
+        plan.centered or None,
+        plan.double or None,
+        plan.x == "float64" or None,
+        plan.option or None,
+        extreme or None,
+        np.float64(0) if add_in_double else np.float32(0),
+    )
+    signature = types.intp(
+        _rows(plan.x),
+        _rows(plan.other),
+        _vector(plan, plan.weight),
+        _vector(plan, plan.bias),
+        _rows(plan.other and plan.x, output=True),
+        _rows(plan.out, output=True),
+        STATISTICS,
+        STATISTICS,
+        types.boolean,
+        types.float64,
+        types.intp,
+        types.intp,
+    )
+    return function, signature
+
+
+def _backward(plan, extreme):
+    # Statistics saved by a float32 computation are not exact enough for a float64 one.
+    recompute = plan.option or (plan.double and plan.x != "float64")
+    function = make_backward(
+        plan.centered or None, plan.double or None, recompute or None, extreme or None
+    )
+    signature = types.intp(
+        _rows(plan.other),
+        _rows(plan.x),
+        _vector(plan, plan.weight),
+        _rows(plan.dresidual),
+        STATISTICS,
+        STATISTICS,
+        _rows(plan.out, output=True),
+        STATISTICS if plan.dweight else types.none,
+        STATISTICS if plan.bias else types.none,
+        types.float64,
+        types.intp,
+        types.intp,
+    )
+    return function, signature
+
+
+def _rows(element_format, output=False):
+    """Any 3-d array: contiguous and writable ones convert to it in the call, so one kernel serves."""
+    if element_format is None:
+        return types.none
+    return types.Array(ELEMENTS[element_format], 3, "A", readonly=not output)
+
+
+def _vector(plan, present):
+    if not present:
+        return types.none
+    return types.Array(types.float64 if plan.double else types.float32, 1, "C", readonly=True)
+
+
+_kernels: dict = {}
+_lock = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    # No fork while another thread compiles: the child would wait for it for ever.
+    os.register_at_fork(
+        before=lambda: _lock.acquire(),
+        after_in_parent=lambda: _lock.release(),
+        after_in_child=lambda: _lock.release(),
+    )
