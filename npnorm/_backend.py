@@ -2,9 +2,14 @@
 
 from types import ModuleType
 
+_launch: ModuleType | None = None
+
 
 def backend() -> ModuleType:
     """The backend of NumPy arrays, imported at the first call: it brings Numba."""
-    from .cpu import launch
+    global _launch
+    if _launch is None:
+        from .cpu import launch
 
-    return launch
+        _launch = launch
+    return _launch

@@ -57,10 +57,13 @@ class KernelCache(_Cache):
             if hashlib.sha256(content).digest() != sealed[:SEAL]:
                 _warn(f"the file {name} in {folder} is damaged")
                 continue
-            # Loaded code needs the runtime alone; target_context.refresh() would cost 0.5 s (it
-            # fills type registries).
-            rtsys.initialize(target_context)
-            return CompileResult._rebuild(target_context, *pickle.loads(content))
+            try:
+                # Loaded code needs the runtime alone; target_context.refresh() would cost 0.5 s (it
+                # fills type registries).
+                rtsys.initialize(target_context)
+                return CompileResult._rebuild(target_context, *pickle.loads(content))
+            except Exception as error:
+                _warn(f"the file {name} in {folder} cannot be loaded ({error!r})")
         target_context.refresh()
         return None
 
@@ -117,6 +120,7 @@ def _write(folder, name, content):
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+        os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide it from a container's other users
         os.replace(temporary, folder / name)
     except BaseException:
         os.unlink(temporary)
@@ -128,7 +132,7 @@ def _warn(reason):
     if not _warned:
         _warned = True
         warnings.warn(
-            f"npnorm compiles its kernels in memory, for this process only: {reason}. Set NPNORM_CACHE_DIR to a "
+            f"npnorm compiles its kernels in memory: {reason}. Set NPNORM_CACHE_DIR to a "
             "folder that can be written to keep compiled kernels.",
             RuntimeWarning,
             stacklevel=2,

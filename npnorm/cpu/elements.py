@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 HALF, BFLOAT = types.int16, types.uint16
 _I16, _I32 = ir.IntType(16), ir.IntType(32)
 _F16, _F32, _F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
-_OUTPUTS = 5  # the most arrays that one loop writes
+_OUTPUTS = 6  # the most arrays that one loop writes
 
 
 def has_half_instructions():

@@ -11,17 +11,21 @@ ordinary kernels stay small.
 
 from .elements import row
 from .rows import (
+    SCALE,
     extreme_statistics,
     in_compute_dtype,
     is_ordinary,
-    lost_of_mean,
-    mean_gradients,
+    known_statistics,
     mean_pair,
+    parameters_of,
+    put_extreme_parameters,
+    put_ordinary_parameters,
     statistics,
     unscaled,
     write_gradients,
     write_normalized,
     write_sum,
+    write_two_gradients,
 )
 
 
@@ -70,38 +74,64 @@ def make_forward(centered, double, exact, rounding, extreme, zero):
     return forward
 
 
-def make_backward(centered, double, recompute, extreme):
-    """The backward kernel."""
-    precise = True if extreme is not None else double
+def make_backward(centered, double, recompute, extreme, gather, apply):
+    """The backward kernel: `gather` finds the parameters of rows, `apply` uses them.
+
+    Most rows are gathered and applied at once, in pairs counted from `start`, and `parameters` is room
+    for a pair. Very wide rows are all gathered first, then applied range by range of columns, so that
+    the sums of a range stay in the cache; `parameters` has a place for each row.
+    """
+    pair = 2 if double is None else 1
+    at_once = gather is not None and apply is not None
 
     def backward(
-        dy, x, weight, dresidual, mean, rstd, dx, dweight, dbias, eps, start, stop
-    ):
+        dy, x, weight, dresidual, mean, rstd, parameters, dx, dweight, dbias, eps, start, stop
+    ):  # fmt: skip
         """dx = (g - mean(g) - x̂·mean(g·x̂))·rstd, g = dy·weight; dweight += Σ dy·x̂; dbias += Σ dy."""
-        for i in range(start, stop):
-            source, gradient = row(x, i), row(dy, i)
-            if recompute is None:
-                m, r = mean[i], rstd[i]
-                low = lost_of_mean(source, m, centered, double)
-            else:
-                m, low, r = statistics(source, eps, centered, double)
+        for i in range(start, stop, pair):
+            last = min(i + pair, stop)
+            found = parameters[:pair] if at_once else parameters[i:last]
+            ordinary = True
+            for k in range(i, last):
+                if gather is None:
+                    ordinary = ordinary and found[k - i, SCALE] == 0.0
+                else:
+                    m, low, r = known_statistics(
+                        row(x, k), mean, rstd, k, eps, centered, double, recompute
+                    )
+                    if not is_ordinary(r, double):
+                        ordinary = False
+                    elif extreme is None:
+                        put_ordinary_parameters(
+                            found[k - i], row(dy, k), row(x, k), weight, m, low, r, centered, double
+                        )
             if extreme is None:
-                if not is_ordinary(r, double):
+                if not ordinary:
                     return i
-                scale = None
-                high, low = mean_pair(m, low, centered, double)
-                r = in_compute_dtype(r, double)
-            else:
-                if i > start and is_ordinary(r, double):
-                    return i
-                scale, high, low, r = extreme_statistics(source, eps, centered)
-            mean_g, mean_gx = mean_gradients(
-                gradient, source, weight, scale, high, low, r, centered, precise
-            )
-            write_gradients(
-                gradient, source, weight, row(dresidual, i), row(dx, i), dweight, dbias,
-                scale, high, low, r, mean_g, mean_gx, double,
-            )  # fmt: skip
+            elif ordinary and i > start:
+                return i
+            elif gather is not None:
+                for k in range(i, last):
+                    put_extreme_parameters(
+                        found[k - i], row(dy, k), row(x, k), weight, eps, centered
+                    )
+            if apply is None:
+                continue
+            if extreme is None and double is None and last - i == 2:
+                write_two_gradients(
+                    row(dy, i), row(x, i), weight, row(dresidual, i), row(dx, i), dweight, dbias,
+                    parameters_of(found[0], centered, None),
+                    row(dy, i + 1), row(x, i + 1), row(dresidual, i + 1), row(dx, i + 1),
+                    parameters_of(found[1], centered, None),
+                )  # fmt: skip
+                continue
+            for k in range(i, last):
+                scale = None if extreme is None else found[k - i, SCALE]
+                precise = double if extreme is None else True
+                write_gradients(
+                    row(dy, k), row(x, k), weight, row(dresidual, k), row(dx, k), dweight, dbias,
+                    scale, parameters_of(found[k - i], centered, precise), double,
+                )  # fmt: skip
         return stop
 
     return backward

@@ -16,7 +16,8 @@ from numba import njit
 
 from .elements import load, part, rounded, scaled, shifted, store, stored
 
-STRICT = {"nogil": True, "forceinline": True, "error_model": "numpy"}
+# `fastmath` must be said: left out, it is inherited from whichever caller is compiled first.
+STRICT = {"nogil": True, "forceinline": True, "error_model": "numpy", "fastmath": False}
 # Reductions alone may be reordered, and only their own additions: what they add up comes from
 # STRICT helpers.
 REDUCTION = {**STRICT, "fastmath": {"reassoc", "nsz", "contract"}}
@@ -154,14 +155,15 @@ def unscaled(scale, high, rstd, double):
 
 
 @njit(**STRICT)
-def lost_of_mean(x, mean, centered, double):
-    """What float64 lost of the mean of float64 rows, with the bits of `statistics`."""
+def known_statistics(x, mean, rstd, i, eps, centered, double, recompute):
+    """`statistics`, or those that are given for row i, with the same bits."""
+    if recompute is not None:
+        return statistics(x, eps, centered, double)
     if centered is None or double is None:
-        return 0.0
-    total, squares = row_sums(x, None, mean, double)
-    # The squares are looked at so that this loop is compiled as it is in `statistics`, additions in
-    # the same order.
-    return total / x.size if squares == squares else math.nan
+        return mean[i], 0.0, rstd[i]
+    total, squares = row_sums(x, None, mean[i], double)
+    # The squares are looked at so that this loop is compiled as it is in `statistics`.
+    return mean[i], total / x.size if squares == squares else math.nan, rstd[i]
 
 
 @njit(**STRICT)
@@ -180,14 +182,52 @@ def mean_pair(mean, low, centered, double):
     return high, in_compute_dtype((mean - np.float64(high)) + low, double)
 
 
+# Parameters of a row, in an array of 6: SCALE is 0 for an ordinary row.
+SCALE, HIGH, LOW, RSTD, MEAN_G, MEAN_GX = range(6)
+
+
 @njit(**STRICT)
-def mean_gradients(dy, x, weight, scale, high, low, rstd, centered, double):
-    """The means of g and g·x̂ in the compute dtype; the first is None when rows are not centered."""
-    total, product = gradient_sums(dy, x, weight, scale, high, low, rstd, double)
-    mean_gx = in_compute_dtype(product / x.size, double)
+def put_ordinary_parameters(found, dy, x, weight, mean, low, rstd, centered, double):
+    """The parameters of an ordinary row, in float64 but exact in the compute dtype."""
+    high, low = mean_pair(mean, low, centered, double)
+    r = in_compute_dtype(rstd, double)
+    total, product = gradient_sums(dy, x, weight, None, high, low, r, double)
+    found[SCALE] = 0.0
+    found[RSTD] = r
+    found[MEAN_GX] = product / x.size
+    if centered is not None:
+        found[HIGH] = high
+        found[LOW] = low
+        found[MEAN_G] = total / x.size
+
+
+@njit(**STRICT)
+def put_extreme_parameters(found, dy, x, weight, eps, centered):
+    """The parameters of an extreme row, all used in float64."""
+    scale, high, low, rstd = extreme_statistics(x, eps, centered)
+    total, product = gradient_sums(dy, x, weight, scale, high, low, rstd, True)
+    found[SCALE] = scale
+    found[HIGH] = high
+    found[LOW] = low
+    found[RSTD] = rstd
+    found[MEAN_G] = total / x.size
+    found[MEAN_GX] = product / x.size
+
+
+@njit(**STRICT)
+def parameters_of(found, centered, double):
+    """high, low, rstd, mean(g) and mean(g·x̂) in the compute dtype; None for what RMSNorm has not."""
+    r = in_compute_dtype(found[RSTD], double)
+    mean_gx = in_compute_dtype(found[MEAN_GX], double)
     if centered is None:
-        return None, mean_gx
-    return in_compute_dtype(total / x.size, double), mean_gx
+        return None, None, r, None, mean_gx
+    return (
+        in_compute_dtype(found[HIGH], double),
+        in_compute_dtype(found[LOW], double),
+        r,
+        in_compute_dtype(found[MEAN_G], double),
+        mean_gx,
+    )
 
 
 # Elements of a row
@@ -263,10 +303,18 @@ def accumulate(sums, j, value, double, output, error_output):
 
 
 @njit(**STRICT)
-def write_gradients(
-    dy, x, weight, dresidual, dx, dweight, dbias, scale, high, low, rstd, mean_g, mean_gx, double
-):
-    """dx = (g - mean(g) - x̂·mean(g·x̂))·rstd + dresidual, g = dy·weight; dweight, dbias: sums."""
+def gradient(g, normal, scale, rstd, mean_g, mean_gx):
+    """(g - mean(g) - x̂·mean(g·x̂))·rstd, times the scale that rstd lacks."""
+    if mean_g is not None:
+        g = g - mean_g
+    g = (g - normal * mean_gx) * rstd
+    return g if scale is None else g * scale
+
+
+@njit(**STRICT)
+def write_gradients(dy, x, weight, dresidual, dx, dweight, dbias, scale, parameters, double):
+    """dx of one row, dresidual added; dweight += dy·x̂ and dbias += dy."""
+    high, low, rstd, mean_g, mean_gx = parameters
     for j in range(x.size):
         d = load(dy, j, rstd)
         normal = normalized(x, j, scale, high, low, rstd)
@@ -275,10 +323,32 @@ def write_gradients(
         if dbias is not None:
             accumulate(dbias, j, d, double, 3, 4)
         if dx is not None:
-            g = scaled(d, weight, j)
-            if mean_g is not None:
-                g = g - mean_g
-            g = (g - normal * mean_gx) * rstd
-            if scale is not None:
-                g = g * scale
+            g = gradient(scaled(d, weight, j), normal, scale, rstd, mean_g, mean_gx)
             store(dx, j, shifted(g, dresidual, j), 0)
+
+
+@njit(**STRICT)
+def write_two_gradients(
+    dy, x, weight, dresidual, dx, dweight, dbias, parameters,
+    dy_2, x_2, dresidual_2, dx_2, parameters_2,
+):  # fmt: skip
+    """`write_gradients` of two float32 rows, whose terms are added before they go to the sums.
+
+    That halves the traffic with the float64 sums, and costs them at most half a unit of rounding.
+    """
+    high, low, rstd, mean_g, mean_gx = parameters
+    high_2, low_2, rstd_2, mean_g_2, mean_gx_2 = parameters_2
+    for j in range(x.size):
+        d = load(dy, j, rstd)
+        d_2 = load(dy_2, j, rstd)
+        normal = normalized(x, j, None, high, low, rstd)
+        normal_2 = normalized(x_2, j, None, high_2, low_2, rstd_2)
+        if dweight is not None:
+            accumulate(dweight, j, d * normal + d_2 * normal_2, None, 1, 2)
+        if dbias is not None:
+            accumulate(dbias, j, d + d_2, None, 3, 4)
+        if dx is not None:
+            g = gradient(scaled(d, weight, j), normal, None, rstd, mean_g, mean_gx)
+            g_2 = gradient(scaled(d_2, weight, j), normal_2, None, rstd_2, mean_g_2, mean_gx_2)
+            store(dx, j, shifted(g, dresidual, j), 0)
+            store(dx_2, j, shifted(g_2, dresidual_2, j), 5)

@@ -6,8 +6,13 @@ import threading
 import numpy as np
 from numba import njit, types
 
-from .cache import KernelCache
 from .kernels import make_backward, make_forward
+
+KernelCache: type | None
+try:
+    from .cache import KernelCache
+except ImportError:  # it stands on private parts of Numba
+    KernelCache = None
 
 ELEMENTS = {
     "float16": types.int16,
@@ -18,23 +23,32 @@ ELEMENTS = {
 STATISTICS = types.Array(types.float64, 1, "C")
 
 
-def kernel(plan, extreme=False):
-    """The compiled kernel of a plan; `extreme` is the one for rows of extreme size."""
-    found = _kernels.get((plan, extreme))
+def kernel(plan, extreme=False, phase=""):
+    """The compiled kernel of a plan.
+
+    `extreme` is the one for rows of extreme size; the `phase` of a backward kernel is "gather", "apply",
+    or both at once.
+    """
+    key = (plan, extreme, phase)
+    found = _kernels.get(key)
     if found is None:
         with _lock:
-            found = _kernels.get((plan, extreme))
+            found = _kernels.get(key)
             if found is None:
-                found = _kernels[plan, extreme] = build(plan, extreme)
+                found = _kernels[key] = build(*key)
     return found
 
 
-def build(plan, extreme=False, cached=True):
+def build(plan, extreme=False, phase="", cached=True):
     """A new dispatcher of a plan's kernel."""
-    function, signature = (_backward if plan.backward else _forward)(plan, extreme)
+    if plan.backward:
+        function, signature = _backward(plan, extreme, phase)
+    else:
+        function, signature = _forward(plan, extreme)
     dispatcher = njit(nogil=True, error_model="numpy")(function)
-    if cached:
-        dispatcher._cache = KernelCache(repr((plan, extreme)))  # type: ignore[attr-defined]
+    if cached and KernelCache is not None:
+        key = repr((plan, extreme, phase))
+        dispatcher._cache = KernelCache(key)  # type: ignore[attr-defined]
     dispatcher.compile(signature)
     dispatcher.disable_compile()
     return dispatcher
@@ -67,11 +81,16 @@ def _forward(plan, extreme):
     return function, signature
 
 
-def _backward(plan, extreme):
+def _backward(plan, extreme, phase):
     # Statistics saved by a float32 computation are not exact enough for a float64 one.
     recompute = plan.option or (plan.double and plan.x != "float64")
     function = make_backward(
-        plan.centered or None, plan.double or None, recompute or None, extreme or None
+        plan.centered or None,
+        plan.double or None,
+        recompute or None,
+        extreme or None,
+        phase != "apply" or None,
+        phase != "gather" or None,
     )
     signature = types.intp(
         _rows(plan.other),
@@ -80,6 +99,7 @@ def _backward(plan, extreme):
         _rows(plan.dresidual),
         STATISTICS,
         STATISTICS,
+        types.Array(types.float64, 2, "C"),
         _rows(plan.out, output=True),
         STATISTICS if plan.dweight else types.none,
         STATISTICS if plan.bias else types.none,
