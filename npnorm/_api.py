@@ -84,7 +84,7 @@ def layer_norm(
 
     References
     ----------
-    .. [1] J. L. Ba, J. R. Kiros, G. E. Hinton, "Layer Normalization", 2016, arXiv:1607.06450.
+    .. [1] Ba, Kiros and Hinton, "Layer Normalization", 2016, arXiv:1607.06450.
 
     Examples
     --------
@@ -171,7 +171,7 @@ def rms_norm(
 
     References
     ----------
-    .. [1] B. Zhang, R. Sennrich, "Root Mean Square Layer Normalization", 2019, arXiv:1910.07467.
+    .. [1] Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, arXiv:1910.07467.
 
     Examples
     --------

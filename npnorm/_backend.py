@@ -2,6 +2,8 @@
 
 from types import ModuleType
 
+from ._threads import importing_or_compiling
+
 _launch: ModuleType | None = None
 
 
@@ -9,7 +11,8 @@ def backend() -> ModuleType:
     """The backend of NumPy arrays, imported at the first call: it brings Numba."""
     global _launch
     if _launch is None:
-        from .cpu import launch
+        with importing_or_compiling:
+            from .cpu import launch
 
-        _launch = launch
+            _launch = launch
     return _launch

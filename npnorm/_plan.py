@@ -5,6 +5,7 @@ Nothing here allocates, computes or writes.
 
 import math
 import operator
+import sys
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any, NamedTuple
@@ -210,7 +211,7 @@ def format_of(dtype: np.dtype) -> str | None:
 def checked_array(name: str, value: Any) -> tuple[Array, str]:
     """The value as a plain NumPy array of a supported dtype, not copied if it is an array, and its format."""
     if type(value) is not np.ndarray:
-        if isinstance(value, np.ma.MaskedArray):
+        if _is_masked(value):
             raise TypeError(
                 f"`{name}` must not be a masked array, since its mask would be ignored; got "
                 f"{type(value).__name__}: write {name}.filled(0) or {name}.data"
@@ -227,6 +228,11 @@ def checked_array(name: str, value: Any) -> tuple[Array, str]:
             f"`{name}` must have dtype float16, bfloat16, float32 or float64; got {value.dtype}: {remedy}"
         )
     return value, found
+
+
+def _is_masked(value: Any) -> bool:
+    masked = sys.modules.get("numpy.ma")  # not imported: there are no masked arrays
+    return masked is not None and isinstance(value, masked.MaskedArray)
 
 
 def trailing_axes(axis: Any, ndim: int) -> int:
@@ -302,7 +308,10 @@ def _checked_number(name: str, value: Any, rule: str) -> float:
         return value
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
         raise TypeError(f"`{name}` must be {rule}; got {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"`{name}` must be {rule}; got {value!r}") from None
 
 
 def _checked_eps(eps: Any, centered: bool, double: bool) -> float:
@@ -327,7 +336,7 @@ def _checked_offset(offset: Any, weight: Array | None) -> float:
 
 
 def _checked_output(name: str, array: Any, shape: tuple[int, ...]) -> str:
-    if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+    if not isinstance(array, np.ndarray) or _is_masked(array):
         raise TypeError(f"`{name}` must be a NumPy array; got {type(array).__name__}")
     found = format_of(array.dtype)
     if found is None:

@@ -1,7 +1,20 @@
-"""How many threads npnorm may use."""
+"""How many threads npnorm may use, and what no thread may do while another forks."""
 
 import operator
 import os
+import threading
+
+from .cpu.pool import usable_cpus
+
+importing_or_compiling = threading.RLock()
+"""Held while Numba is imported or compiles. No process may fork then: its child would wait for ever."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=importing_or_compiling.acquire,
+        after_in_parent=importing_or_compiling.release,
+        after_in_child=importing_or_compiling.release,
+    )
 
 _chosen: int | None = None
 
@@ -51,12 +64,8 @@ def get_num_threads() -> int:
     global _chosen
     if _chosen is None:
         value = os.environ.get("NPNORM_NUM_THREADS", "").strip()
-        if value:
-            _chosen = _checked("NPNORM_NUM_THREADS", int(value) if value.isdigit() else value)
-        else:
-            from .cpu.pool import usable_cpus
-
-            _chosen = usable_cpus()
+        number = int(value) if value.isdigit() else value
+        _chosen = _checked("NPNORM_NUM_THREADS", number) if value else usable_cpus()
     return _chosen
 
 

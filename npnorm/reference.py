@@ -21,8 +21,8 @@ Arguments are not checked here: `npnorm.layer_norm` and its fellows do that.
 
 References
 ----------
-.. [1] J. L. Ba, J. R. Kiros, G. E. Hinton, "Layer Normalization", 2016, arXiv:1607.06450.
-.. [2] B. Zhang, R. Sennrich, "Root Mean Square Layer Normalization", 2019, arXiv:1910.07467.
+.. [1] Ba, Kiros and Hinton, "Layer Normalization", 2016, arXiv:1607.06450.
+.. [2] Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, arXiv:1910.07467.
 """
 
 import math

@@ -9,6 +9,8 @@ which another specialization, `extreme`, does in scaled float64 until the first 
 ordinary kernels stay small.
 """
 
+import math
+
 from .elements import row
 from .rows import (
     SCALE,
@@ -77,8 +79,8 @@ def make_forward(centered, double, exact, rounding, extreme, zero):
 def make_backward(centered, double, recompute, extreme, gather, apply):
     """The backward kernel: `gather` finds the parameters of rows, `apply` uses them.
 
-    Most rows are gathered and applied at once, in pairs counted from `start`, and `parameters` is room
-    for a pair. Very wide rows are all gathered first, then applied range by range of columns, so that
+    Most rows are gathered and applied at once, float32 rows two at a time, which halves the traffic with
+    the sums and changes no bit; `parameters` is room for two. Very wide rows are all gathered first, then applied range by range of columns, so that
     the sums of a range stay in the cache; `parameters` has a place for each row.
     """
     pair = 2 if double is None else 1
@@ -91,30 +93,28 @@ def make_backward(centered, double, recompute, extreme, gather, apply):
         for i in range(start, stop, pair):
             last = min(i + pair, stop)
             found = parameters[:pair] if at_once else parameters[i:last]
-            ordinary = True
-            for k in range(i, last):
-                if gather is None:
-                    ordinary = ordinary and found[k - i, SCALE] == 0.0
-                else:
+            if gather is not None:
+                for k in range(i, last):
                     m, low, r = known_statistics(
                         row(x, k), mean, rstd, k, eps, centered, double, recompute
                     )
-                    if not is_ordinary(r, double):
-                        ordinary = False
-                    elif extreme is None:
+                    if is_ordinary(r, double):
                         put_ordinary_parameters(
                             found[k - i], row(dy, k), row(x, k), weight, m, low, r, centered, double
                         )
-            if extreme is None:
-                if not ordinary:
-                    return i
-            elif ordinary and i > start:
+                    elif extreme is not None:
+                        put_extreme_parameters(
+                            found[k - i], row(dy, k), row(x, k), weight, eps, centered
+                        )
+                    else:
+                        found[k - i, SCALE] = math.nan
+            ordinary = True
+            for k in range(i, last):
+                ordinary = ordinary and found[k - i, SCALE] == 0.0
+            if extreme is None and not ordinary:
                 return i
-            elif gather is not None:
-                for k in range(i, last):
-                    put_extreme_parameters(
-                        found[k - i], row(dy, k), row(x, k), weight, eps, centered
-                    )
+            if extreme is not None and ordinary and i > start:
+                return i
             if apply is None:
                 continue
             if extreme is None and double is None and last - i == 2:
@@ -126,12 +126,17 @@ def make_backward(centered, double, recompute, extreme, gather, apply):
                 )  # fmt: skip
                 continue
             for k in range(i, last):
-                scale = None if extreme is None else found[k - i, SCALE]
-                precise = double if extreme is None else True
-                write_gradients(
-                    row(dy, k), row(x, k), weight, row(dresidual, k), row(dx, k), dweight, dbias,
-                    scale, parameters_of(found[k - i], centered, precise), double,
-                )  # fmt: skip
+                one = found[k - i]
+                if extreme is not None and one[SCALE] != 0.0:
+                    write_gradients(
+                        row(dy, k), row(x, k), weight, row(dresidual, k), row(dx, k), dweight,
+                        dbias, one[SCALE], parameters_of(one, centered, True), double,
+                    )  # fmt: skip
+                else:
+                    write_gradients(
+                        row(dy, k), row(x, k), weight, row(dresidual, k), row(dx, k), dweight,
+                        dbias, None, parameters_of(one, centered, double), double,
+                    )  # fmt: skip
         return stop
 
     return backward

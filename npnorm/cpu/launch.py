@@ -101,7 +101,6 @@ def _by_rows(call, arrays, weight, mean, rstd, dweight, dbias, rows, cols):
     plan = call.plan
     count = max(1, min(MOST_BLOCKS, rows * cols // (2 * JOB), WIDE // cols))
     size = -(-rows // count)
-    size += size % 2
     blocks = [(s, min(s + size, rows), i) for i, s in enumerate(range(0, rows, size))]
     sums = [_sums(plan, cols) for _ in blocks]
 
@@ -127,7 +126,7 @@ def _by_columns(call, arrays, weight, mean, rstd, dweight, dbias, rows, cols):
         options = (mean, rstd, parameters, None, None, None, call.eps)
         _run(gather, "gather", (dy, x, weight, None, *options), start, stop)
 
-    spread(gather_rows, row_ranges(rows, cols, pairs=True))
+    spread(gather_rows, row_ranges(rows, cols))
     apply = plan._replace(option=False)
     gradients = [None if g is None else _flat(g) for g in (dweight, dbias)]
 
@@ -145,7 +144,7 @@ def _by_columns(call, arrays, weight, mean, rstd, dweight, dbias, rows, cols):
 
     spread(apply_range, [(s, min(s + RANGE, cols)) for s in range(0, cols, RANGE)])
     for gradient, flat in zip((dweight, dbias), gradients, strict=True):
-        if gradient is not None and not np.may_share_memory(gradient, flat):
+        if flat is not None and not np.may_share_memory(gradient, flat):
             gradient[...] = flat.reshape(gradient.shape)
 
 
@@ -184,4 +183,15 @@ def _put_total(gradient, blocks, cols):
             total = added
         if error.size:
             total = np.where(np.isfinite(total), total + error, total)
+        if gradient.dtype.name == "bfloat16":
+            total = _round_to_odd(total)
         np.copyto(gradient, total.reshape(gradient.shape), casting="same_kind")
+
+
+def _round_to_odd(values):
+    """float64 as float32, such that the cast to bfloat16, which goes that way, rounds once."""
+    nearest = values.astype(np.float32)
+    bits = nearest.view(np.uint32)
+    bits -= np.abs(nearest) > np.abs(values)
+    bits |= nearest != values
+    return nearest

@@ -1,11 +1,10 @@
 """Kernels by plan: each is compiled, or loaded, when it is first called for."""
 
-import os
-import threading
-
 import numpy as np
+import numpy.ma  # noqa: F401  Numba imports it at its first call: a fork then would hang the child
 from numba import njit, types
 
+from .._threads import importing_or_compiling
 from .kernels import make_backward, make_forward
 
 KernelCache: type | None
@@ -32,7 +31,7 @@ def kernel(plan, extreme=False, phase=""):
     key = (plan, extreme, phase)
     found = _kernels.get(key)
     if found is None:
-        with _lock:
+        with importing_or_compiling:
             found = _kernels.get(key)
             if found is None:
                 found = _kernels[key] = build(*key)
@@ -124,11 +123,3 @@ def _vector(plan, present):
 
 
 _kernels: dict = {}
-_lock = threading.RLock()
-if hasattr(os, "register_at_fork"):
-    # No fork while another thread compiles: the child would wait for it for ever.
-    os.register_at_fork(
-        before=lambda: _lock.acquire(),
-        after_in_parent=lambda: _lock.release(),
-        after_in_child=lambda: _lock.release(),
-    )

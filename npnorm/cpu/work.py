@@ -45,16 +45,14 @@ def vector(array, dtype, length):
     return np.require(array, dtype, ["C", "A"]).reshape(length)
 
 
-def row_ranges(rows, cols, pairs=False):
-    """(start, stop) of the pieces that threads take, of whole pairs of rows if need be."""
+def row_ranges(rows, cols):
+    """(start, stop) of the pieces that threads take."""
     elements = rows * cols
     if elements < SPLIT:
         return [(0, rows)]
     threads = get_num_threads()
     count = 1 if threads == 1 else min(rows, 4 * threads, elements // JOB)
     size = -(-rows // count)
-    if pairs:
-        size += size % 2
     return [(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
@@ -98,7 +96,7 @@ class Arrays:
             for a, v in zip(self.arrays, self.views, strict=True)
         ]
         inputs = self.inputs
-        step = max(2, BUFFER // self.cols // 2 * 2)
+        step = max(1, BUFFER // self.cols)
 
         def job(start, stop, *rest):
             for first in range(start, stop, step):

@@ -1,0 +1,26 @@
+"""Start-up. Each sample is a new Python process."""
+
+from .common import cell
+
+
+class Startup:
+    rounds = 1
+    number = 1
+    repeat = (5, 10, 5.0)
+
+    def setup(self):
+        # One call, so that the kernel is in the cache on disk.
+        cell("rms_norm", "float32", "1x8")
+
+    def timeraw_import_numpy(self):
+        return "import numpy"
+
+    def timeraw_import_npnorm(self):
+        return "import npnorm"
+
+    def timeraw_first_call(self):
+        setup = """
+            import npnorm, numpy
+            x, weight = numpy.ones((1, 8), numpy.float32), numpy.ones(8, numpy.float32)
+        """
+        return "npnorm.rms_norm(x, weight)", setup

@@ -1,0 +1,42 @@
+"""Sphinx configuration: ``sphinx-build -W -b html docs docs/_build/html``."""
+
+import os
+import re
+import sys
+
+sys.path.insert(0, os.path.abspath(".."))
+
+import npnorm  # noqa: E402
+
+project = "npnorm"
+author = "npnorm developers"
+version = release = npnorm.__version__
+
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+]
+exclude_patterns = ["_build", "_generated", "scripts"]
+myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_heading_anchors = 3
+
+autodoc_typehints = "none"
+autodoc_preserve_defaults = True
+numpydoc_show_class_members = False
+default_role = "code"
+
+html_theme = "furo"
+html_title = f"npnorm {version}"
+html_show_copyright = False
+
+
+def setup(app):
+    """Drop the blank line that ends each example: doctest needs it, a reader does not."""
+
+    def close_examples(app, page, source):
+        source[0] = re.sub("\n\n```\n(?!````)", "\n```\n", source[0])
+
+    app.connect("source-read", close_examples)

@@ -1,0 +1,84 @@
+"""Write docs/_generated/accuracy.md: the error of a norm's output, in units of machine epsilon.
+
+Run from the repository: ``python docs/scripts/accuracy_table.py``. The answers to compare with are
+computed in extended precision (`numpy.longdouble`), independently of `npnorm.reference`.
+"""
+
+import warnings
+
+import numpy as np
+import peers
+import tables
+
+import npnorm
+
+ROWS, COLS = 256, 768
+EPSILON = np.finfo(np.float32).eps
+
+
+def error(kind, y, x, weight, bias):
+    """The smallest c with |y - exact| <= c u (|x̂ w| + |b|) + the contract's second-order term."""
+    x, weight, bias = (array.astype(np.longdouble) for array in (x, weight, bias))
+    mean = x.mean(axis=-1, keepdims=True) if kind == "LN" else np.longdouble(0)
+    variance = np.square(x - mean).mean(axis=-1, keepdims=True)
+    rstd = 1 / np.sqrt(variance + peers.EPS[kind])
+    scaled = (x - mean) * rstd * weight
+    second_order = EPSILON**2 * np.abs(mean * rstd * weight)
+    over = np.maximum(np.abs(y - (scaled + bias)) - second_order, 0)
+    return float((over / (EPSILON * (np.abs(scaled) + np.abs(bias)))).max())
+
+
+def forward(library, kind, x, weight, bias):
+    """The norm of x as one library computes it."""
+    if library == "npnorm":
+        if kind == "LN":
+            return npnorm.layer_norm(x, weight, bias, eps=peers.EPS[kind])
+        return npnorm.rms_norm(x, weight, eps=peers.EPS[kind])
+    if library == "PyTorch":
+        return peers.torch_forward(kind, x, weight, bias)().numpy()
+    return peers.onnxruntime_forward(kind, x, weight, bias)()
+
+
+def number(value):
+    """A figure as a reader wants it: 1.4, 512, 8e5, NaN."""
+    if np.isnan(value):
+        return "NaN"
+    if np.isinf(value):
+        return "inf"
+    if value < 100:
+        return f"{value:.1f}"
+    return f"{value:.0f}" if value < 1e4 else f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
+
+
+def main():
+    random = np.random.default_rng(20250101)
+    normal = random.standard_normal((ROWS, COLS))
+    weight, bias = random.standard_normal((2, COLS)).astype(np.float32)
+    inputs = {
+        "`randn`": normal,
+        "`randn + 10`": normal + 10,
+        "`randn + 1e3`": normal + 1e3,
+        "`randn + 1e6`": normal + 1e6,
+        "`randn * 1e19`": normal * 1e19,
+        "`randn * 1e30`": normal * 1e30,
+    }
+    libraries = ["npnorm"]
+    libraries += ["PyTorch"] * bool(peers.installed("torch"))
+    libraries += ["ONNX Runtime"] * bool(peers.installed("onnxruntime"))
+    sections = []
+    for kind, title in (("LN", "LayerNorm"), ("RMS", "RMSNorm")):
+        shift = bias if kind == "LN" else np.zeros_like(bias)
+        lines = []
+        for name, values in inputs.items():
+            x = values.astype(np.float32)
+            results = (forward(library, kind, x, weight, shift) for library in libraries)
+            lines.append([name, *(number(error(kind, y, x, weight, shift)) for y in results)])
+        sections.append(tables.markdown([f"{title}, {ROWS} x {COLS}", *libraries], lines))
+    footer = tables.provenance("python docs/scripts/accuracy_table.py")
+    tables.publish("accuracy", "\n\n".join([*sections, footer]))
+
+
+if __name__ == "__main__":
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        main()

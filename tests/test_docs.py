@@ -1,0 +1,34 @@
+"""What is public is documented. The options in setup.cfg make pytest run the examples themselves."""
+
+import inspect
+import re
+
+import pytest
+
+import npnorm
+
+FUNCTIONS = [
+    "layer_norm", "rms_norm", "layer_norm_backward", "rms_norm_backward", "add_layer_norm", "add_rms_norm",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_docstrings_name_every_parameter(name):
+    """numpydoc: Parameters, Returns, Raises, Notes and Examples; no parameter without a word."""
+    function = getattr(npnorm, name)
+    text = inspect.getdoc(function)
+    for section in ("Parameters", "Returns", "Raises", "Examples"):
+        assert re.search(rf"^{section}\n-+$", text, re.MULTILINE), f"{name} has no {section}"
+    for parameter in inspect.signature(function).parameters:
+        assert re.search(rf"^(\w+, )*{parameter}(, \w+)*( : .+)?\n    \S", text, re.MULTILINE), parameter
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_have_examples(name):
+    for where in (npnorm, npnorm.reference):
+        assert ">>> " in inspect.getdoc(getattr(where, name))
+
+
+def test_dir_shows_what_is_public():
+    assert set(npnorm.__all__) <= set(dir(npnorm))
+    assert not any(name.startswith("_") for name in npnorm.__all__)
