@@ -34,12 +34,13 @@ class Plan(NamedTuple):
     x: str
     other: str | None
     """The format of the residual, or of dy."""
-    weight: bool
-    bias: bool
-    """Forward: whether there is a bias. Backward: whether dbias is wanted."""
+    weight: str | None
+    """The format of the weight as the kernel gets it: an offset is added before."""
+    bias: str | None
     out: str | None
     """The format of y or dx."""
     dweight: bool = False
+    dbias: bool = False
     dresidual: str | None = None
 
 
@@ -100,8 +101,8 @@ def plan_forward(
     if fused:
         residual, residual_format = checked_array("residual", residual)
         _check_shape("residual", residual, x.shape, "the shape of `x`")
-    weight = _checked_parameter("weight", weight, shape)
-    bias = _checked_parameter("bias", bias, shape)
+    weight, weight_format = _checked_parameter("weight", weight, shape)
+    bias, bias_format = _checked_parameter("bias", bias, shape)
     weight_offset = _checked_offset(weight_offset, weight)
     if out is not None:
         out_format = _checked_output("out", out, x.shape)
@@ -124,8 +125,8 @@ def plan_forward(
         bool(round_before_weight),
         x_format,
         residual_format,
-        weight is not None,
-        bias is not None,
+        _compute_format(double) if weight_offset else weight_format,
+        bias_format,
         out_format or x_format,
     )
     return Forward(
@@ -153,7 +154,7 @@ def plan_backward(
     axes = trailing_axes(axis, x.ndim)
     shape = x.shape[x.ndim - axes :]
     _check_shape("dy", dy, x.shape, "the shape of `x`")
-    weight = _checked_parameter("weight", weight, shape)
+    weight, weight_format = _checked_parameter("weight", weight, shape)
     weight_offset = _checked_offset(weight_offset, weight)
     kept = x.shape[: x.ndim - axes] + (1,) * axes
     rule = "the shape of the statistics that `return_stats=True` gives"
@@ -172,7 +173,7 @@ def plan_backward(
     double = (
         "float64" in (x_format, dy_format, *formats)
         or dresidual_format == "float64"
-        or (weight is not None and (mask[1] or mask[2]) and format_of(weight.dtype) == "float64")
+        or (weight_format == "float64" and (mask[1] or mask[2]))
     )
     eps = _checked_eps(eps, centered, double)
     if out is not None:
@@ -189,10 +190,11 @@ def plan_backward(
         rstd is None or (centered and mean is None),
         x_format,
         dy_format,
-        weight is not None,
-        mask[2],
+        _compute_format(double) if weight_offset else weight_format,
+        None,
         (formats[0] or x_format) if mask[0] else None,
         mask[1],
+        mask[2],
         dresidual_format if mask[0] else None,
     )
     return Backward(
@@ -290,12 +292,18 @@ def check_layer_input(x: Any, shape: tuple[int, ...]) -> None:
         )
 
 
-def _checked_parameter(name: str, value: Any, shape: tuple[int, ...]) -> Array | None:
+def _checked_parameter(
+    name: str, value: Any, shape: tuple[int, ...]
+) -> tuple[Array | None, str | None]:
     if value is None:
-        return None
-    value, _ = checked_array(name, value)
+        return None, None
+    value, found = checked_array(name, value)
     _check_shape(name, value, shape, "the shape of the normalized axes of `x`")
-    return value
+    return value, found
+
+
+def _compute_format(double: bool) -> str:
+    return "float64" if double else "float32"
 
 
 def _check_shape(name: str, array: Array, shape: tuple[int, ...], rule: str) -> None:

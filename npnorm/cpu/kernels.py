@@ -79,9 +79,10 @@ def make_forward(centered, double, exact, rounding, extreme, zero):
 def make_backward(centered, double, recompute, extreme, gather, apply):
     """The backward kernel: `gather` finds the parameters of rows, `apply` uses them.
 
-    Most rows are gathered and applied at once, float32 rows two at a time, which halves the traffic with
-    the sums and changes no bit; `parameters` is room for two. Very wide rows are all gathered first, then applied range by range of columns, so that
-    the sums of a range stay in the cache; `parameters` has a place for each row.
+    Most rows are gathered and applied at once, float32 rows two at a time, which halves the traffic
+    with the sums and changes no bit; `parameters` is room for two. Very wide rows are all gathered
+    first, then applied range by range of columns, so that the sums of a range stay in the cache;
+    `parameters` has a place for each row.
     """
     pair = 2 if double is None else 1
     at_once = gather is not None and apply is not None

@@ -6,11 +6,11 @@ from .specialize import kernel
 from .work import (
     JOB,
     Arrays,
-    compute_dtype,
     extent,
     native,
+    parameter,
     row_ranges,
-    scale_vector,
+    scale,
     spread,
     vector,
 )
@@ -40,8 +40,7 @@ def forward(call):
     if call.return_stats:
         mean, rstd = np.full(rows, np.nan), np.full(rows, np.nan)
     if rows and cols:
-        weight = scale_vector(call, cols)
-        bias = vector(call.bias, compute_dtype(plan), cols)
+        weight, bias = scale(call), parameter(call.bias)
 
         def work(arrays, first, start, stop):
             source, residual, total, y = arrays
@@ -72,14 +71,14 @@ def backward(call):
     """dx, dweight and dbias of a checked call, None where they are masked out."""
     x = call.x
     shape = x.shape[x.ndim - call.axes :]
-    parameter = native((x if call.weight is None else call.weight).dtype)
+    dtype = native((x if call.weight is None else call.weight).dtype)
     dx, dweight, dbias = call.out
     if call.mask[0] and dx is None:
         dx = np.empty(x.shape, native(x.dtype))
     if call.mask[1] and dweight is None:
-        dweight = np.empty(shape, parameter)
+        dweight = np.empty(shape, dtype)
     if call.mask[2] and dbias is None:
-        dbias = np.empty(shape, parameter)
+        dbias = np.empty(shape, dtype)
     rows, cols = extent(x, call.axes)
     if not (rows and cols):
         for gradient in (dweight, dbias):
@@ -87,10 +86,10 @@ def backward(call):
                 gradient.fill(0)
     elif any(call.mask):
         arrays = Arrays((call.dy, x, call.dresidual), (dx,), call.axes, rows, cols)
-        weight = scale_vector(call, cols)
+        weight = scale(call)
         # RMSNorm's mean is not looked at.
-        rstd = _NOTHING if call.rstd is None else vector(call.rstd, np.float64, rows)
-        mean = rstd if call.mean is None else vector(call.mean, np.float64, rows)
+        rstd = _NOTHING if call.rstd is None else vector(call.rstd, np.float64)
+        mean = rstd if call.mean is None else vector(call.mean, np.float64)
         way = _by_columns if cols > WIDE and arrays.are_views else _by_rows
         way(call, arrays, weight, mean, rstd, dweight, dbias, rows, cols)
     return dx, dweight, dbias
@@ -120,7 +119,7 @@ def _by_columns(call, arrays, weight, mean, rstd, dweight, dbias, rows, cols):
     """The same bits for very wide rows: first what rows need, then ranges of columns, all rows of each."""
     plan, (dy, x, dresidual, dx) = call.plan, arrays.views
     parameters = np.empty((rows, 6))
-    gather = plan._replace(out=None, dweight=False, bias=False, dresidual=None)
+    gather = plan._replace(out=None, dweight=False, dbias=False, dresidual=None)
 
     def gather_rows(start, stop):
         options = (mean, rstd, parameters, None, None, None, call.eps)
@@ -159,7 +158,7 @@ def _run(plan, phase, arguments, start, stop):
 def _sums(plan, cols):
     """Zeros to add the terms of dweight and dbias to; for float64 with room for what additions lose."""
     width = 2 * cols if plan.double else cols
-    return [np.zeros(width) if wanted else None for wanted in (plan.dweight, plan.bias)]
+    return [np.zeros(width) if wanted else None for wanted in (plan.dweight, plan.dbias)]
 
 
 def _flat(gradient):

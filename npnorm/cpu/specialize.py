@@ -66,8 +66,8 @@ def _forward(plan, extreme):
     signature = types.intp(
         _rows(plan.x),
         _rows(plan.other),
-        _vector(plan, plan.weight),
-        _vector(plan, plan.bias),
+        _vector(plan.weight),
+        _vector(plan.bias),
         _rows(plan.other and plan.x, output=True),
         _rows(plan.out, output=True),
         STATISTICS,
@@ -94,14 +94,14 @@ def _backward(plan, extreme, phase):
     signature = types.intp(
         _rows(plan.other),
         _rows(plan.x),
-        _vector(plan, plan.weight),
+        _vector(plan.weight),
         _rows(plan.dresidual),
         STATISTICS,
         STATISTICS,
         types.Array(types.float64, 2, "C"),
         _rows(plan.out, output=True),
         STATISTICS if plan.dweight else types.none,
-        STATISTICS if plan.bias else types.none,
+        STATISTICS if plan.dbias else types.none,
         types.float64,
         types.intp,
         types.intp,
@@ -116,10 +116,10 @@ def _rows(element_format, output=False):
     return types.Array(ELEMENTS[element_format], 3, "A", readonly=not output)
 
 
-def _vector(plan, present):
-    if not present:
+def _vector(element_format):
+    if element_format is None:
         return types.none
-    return types.Array(types.float64 if plan.double else types.float32, 1, "C", readonly=True)
+    return types.Array(ELEMENTS[element_format], 1, "C", readonly=True)
 
 
 _kernels: dict = {}

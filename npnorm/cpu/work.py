@@ -6,7 +6,7 @@ import numpy as np
 
 from .._threads import get_num_threads
 from . import pool
-from .layout import BUFFER, Rows, row_view
+from .layout import BUFFER, Rows, as_elements, row_view
 
 SPLIT = 2**18
 """Elements from which a second thread pays: it costs 20 to 50 µs, and that many elements take 100."""
@@ -25,24 +25,25 @@ def extent(x, axes):
     return x.size // cols if cols else math.prod(x.shape[:-axes]), cols
 
 
-def compute_dtype(plan):
-    return np.float64 if plan.double else np.float32
+def scale(call):
+    """The weight as a vector for kernels, an offset added in the compute dtype; None without one."""
+    if not call.weight_offset:
+        return parameter(call.weight)
+    dtype = np.float64 if call.plan.double else np.float32
+    return parameter(call.weight.astype(dtype) + dtype(call.weight_offset))
 
 
-def scale_vector(call, cols):
-    """weight + weight_offset, added in the compute dtype; None without a weight."""
-    dtype = compute_dtype(call.plan)
-    weight = vector(call.weight, dtype, cols)
-    return weight + dtype(call.weight_offset) if call.weight_offset else weight
+def parameter(array):
+    """A weight or bias as a contiguous vector for kernels: a copy only where that needs one."""
+    return None if array is None else as_elements(vector(array, native(array.dtype)))
 
 
-def vector(array, dtype, length):
+def vector(array, dtype):
     """The array as a contiguous vector of a dtype: itself, if it is one."""
-    if array is None:
-        return None
-    if array.dtype == dtype and array.ndim == 1 and array.flags.c_contiguous and array.flags.aligned:
+    flags = array.flags
+    if array.dtype == dtype and array.ndim == 1 and flags.c_contiguous and flags.aligned:
         return array
-    return np.require(array, dtype, ["C", "A"]).reshape(length)
+    return np.require(array, dtype, ["C", "A"]).reshape(-1)
 
 
 def row_ranges(rows, cols):

@@ -1,0 +1,706 @@
+"""Start-up, threads, processes, the cache and other CPUs: right results, no abort, no hang.
+
+Most of it happens in processes of its own, each held to a time it can only miss by hanging.
+"""
+
+import io
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bounds import assert_same_bits
+from table import NORMS, random
+
+import npnorm
+
+PACKAGE = Path(npnorm.__file__).parent
+TESTS = Path(__file__).parent
+HANGS = 120  # seconds
+has_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+on_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="x86-64 only")
+
+# Prints the warnings that calls gave, one a line; whatever is wrong raises.
+PROBE = """
+import warnings
+import numpy as np
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import npnorm
+    from npnorm import reference
+    x = np.random.default_rng(0).standard_normal((40, 129))
+    for dtype in DTYPES:
+        rows = x.astype(dtype)
+        for name in ("layer_norm", "rms_norm"):
+            for _ in range(2):
+                y = getattr(npnorm, name)(rows, rows[0])
+                expected = getattr(reference, name)(rows, rows[0])
+                tolerance = 4 * np.finfo(dtype).eps
+                np.testing.assert_allclose(y, expected, rtol=tolerance, atol=tolerance)
+for warning in caught:
+    print(warning.category.__name__, str(warning.message).replace("\\n", " "))
+"""
+SHORT_PROBE = PROBE.replace("DTYPES", '("float32",)')
+
+
+def python(code, *arguments, package=PACKAGE, timeout=HANGS, expect=0, **options):
+    """Run code in a new interpreter and return what it printed. Environment: keywords in capitals."""
+    changes = {name: options.pop(name) for name in list(options) if name.isupper()}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(package.parent), str(TESTS)])}
+    for name, value in changes.items():
+        environment.pop(name, None)
+        if value is not None:
+            environment[name] = str(value)
+    options.setdefault("cwd", TESTS)  # not the folder of the package, which would come first
+    done = subprocess.run(
+        [sys.executable, *arguments, *(["-c", textwrap.dedent(code)] if code else [])],
+        env=environment, capture_output=True, text=True, timeout=timeout, check=False, **options,
+    )  # fmt: skip
+    assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+# Start-up
+
+
+def test_import_is_light():
+    """Nothing heavy is imported, not even to find out what an array is."""
+    python("""
+        import sys
+        import npnorm
+        import numpy as np
+        heavy = {"numba", "llvmlite", "cupy", "torch", "jax", "ml_dtypes", "scipy", "tensorflow"}
+        assert not heavy & set(sys.modules), heavy & set(sys.modules)
+        npnorm.LayerNorm(8), npnorm.RMSNorm(8)
+        npnorm.reference.layer_norm(np.ones((2, 3)))
+        try:
+            npnorm.layer_norm(np.ones((2, 3)), np.ones(4))
+        except ValueError:
+            pass
+        assert not heavy & set(sys.modules), heavy & set(sys.modules)
+        npnorm.layer_norm(np.ones((2, 3), np.float16))
+        assert not {"cupy", "torch", "jax", "ml_dtypes", "tensorflow"} & set(sys.modules)
+    """)
+
+
+def test_import_without_any_warning():
+    assert python("import npnorm", "-W", "error", "-X", "dev") == ""
+
+
+def test_the_reference_needs_no_numba():
+    """The specification runs where Numba is missing or refuses to be imported."""
+    python("""
+        import sys
+        sys.modules["numba"] = None
+        import npnorm
+        import numpy as np
+        assert npnorm.reference.rms_norm(np.array([[3.0, -3.0]]), eps=0.0).tolist() == [[1.0, -1.0]]
+    """)
+
+
+def test_public_names():
+    expected = {
+        "layer_norm", "rms_norm", "layer_norm_backward", "rms_norm_backward", "add_layer_norm",
+        "add_rms_norm", "LayerNorm", "RMSNorm", "reference", "set_num_threads", "get_num_threads",
+    }  # fmt: skip
+    assert expected <= set(npnorm.__all__)
+    assert all(hasattr(npnorm, name) for name in npnorm.__all__)
+    assert isinstance(npnorm.__version__, str)
+    for name in expected - {"reference"}:
+        assert getattr(npnorm, name).__doc__, f"{name} has no docstring"
+        assert getattr(npnorm, name).__module__.startswith("npnorm")
+
+
+# Threads
+
+
+def jobs():
+    """(norm, dy, x, weight) of many shapes and dtypes, some large enough for several threads."""
+    shapes = [(3, 7), (100, 129), (1500, 769), (2, 70001), (5000, 33), (1, 5), (17, 4097)]
+    for i, shape in enumerate(shapes * 2):
+        for norm in NORMS:
+            dtype = ("float32", "float64", "float16")[i % 3]
+            yield norm, random(shape, dtype), random(shape, dtype, 1), random(shape[1], dtype, 2)
+
+
+def run_job(job):
+    norm, dy, x, weight = job
+    result = norm.forward(x, weight, return_stats=True)
+    return [*result, *norm.backward(dy, x, weight, **norm.saved(result))]
+
+
+def test_many_threads_at_once(threads):
+    """Different shapes at the same time, more callers than CPUs, the pool shared by all."""
+    threads(3)
+    work = list(jobs())
+    expected = [run_job(job) for job in work]
+    barrier = threading.Barrier(8)
+
+    def caller(seed):
+        barrier.wait()
+        order = np.random.default_rng(seed).permutation(len(work))
+        return [(i, run_job(work[i])) for i in order]
+
+    with ThreadPoolExecutor(8) as executor:
+        for results in executor.map(caller, range(8)):
+            for i, result in results:
+                for one, other in zip(result, expected[i], strict=True):
+                    assert_same_bits(one, other)
+
+
+def test_many_threads_at_the_very_first_call(tmp_path):
+    """Compilation, the cache and the pool are started by eight threads at once."""
+    python(
+        """
+        import threading
+        import numpy as np
+        import npnorm
+        npnorm.set_num_threads(3)
+        x = np.random.default_rng(0).standard_normal((2000, 257)).astype(np.float32)
+        expected = npnorm.reference.layer_norm(x)
+        results, barrier = [], threading.Barrier(8)
+        def call():
+            barrier.wait()
+            results.append(npnorm.layer_norm(x))
+        callers = [threading.Thread(target=call) for _ in range(8)]
+        for caller in callers: caller.start()
+        for caller in callers: caller.join()
+        assert len(results) == 8
+        for result in results:
+            assert np.array_equal(result, results[0])
+            np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-6)
+        """,
+        NPNORM_CACHE_DIR=tmp_path,
+    )
+
+
+def test_changing_the_thread_count_while_calls_run(threads):
+    x = random((3000, 257))
+    expected = npnorm.layer_norm(x)
+    stop = threading.Event()
+
+    def change():
+        count = 0
+        while not stop.is_set():
+            count += 1
+            npnorm.set_num_threads(count % 5 + 1)
+
+    changer = threading.Thread(target=change)
+    changer.start()
+    try:
+        for _ in range(50):
+            assert_same_bits(npnorm.layer_norm(x), expected)
+    finally:
+        stop.set()
+        changer.join()
+
+
+def test_threads_end_with_the_process():
+    """Daemon or joined: an interpreter that used the pool exits, also from a caller's thread."""
+    python("""
+        import threading
+        import numpy as np
+        import npnorm
+        npnorm.set_num_threads(4)
+        x = np.ones((4000, 500), np.float32)
+        caller = threading.Thread(target=lambda: npnorm.rms_norm(x))
+        caller.start()
+        npnorm.rms_norm(x)
+    """)
+
+
+@pytest.mark.parametrize("value", ["1", "3", "16"])
+def test_thread_count_of_the_environment(value):
+    code = "import npnorm; print(npnorm.get_num_threads())"
+    assert python(code, NPNORM_NUM_THREADS=value).strip() == value
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "1.5"])
+def test_wrong_thread_count_of_the_environment(value):
+    """Said when it is needed, by name; the import goes well."""
+    python(
+        """
+        import numpy as np
+        import npnorm
+        for call in (npnorm.get_num_threads, lambda: npnorm.rms_norm(np.ones((4000, 1000)))):
+            try:
+                call()
+            except ValueError as error:
+                assert "NPNORM_NUM_THREADS" in str(error), error
+            else:
+                raise AssertionError("no error")
+        npnorm.set_num_threads(2)
+        npnorm.rms_norm(np.ones((4000, 1000)))
+        """,
+        NPNORM_NUM_THREADS=value,
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity")
+def test_thread_count_honours_affinity():
+    python(
+        """
+        import os
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        import npnorm
+        assert npnorm.get_num_threads() == 1
+        """,
+        NPNORM_NUM_THREADS=None,
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity")
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu.max": "max 100000\n"}, 64),
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "400000 100000\n"}, 4),
+        ({"cpu.max": "1000 100000\n"}, 1),
+        ({"cpu.max": "9900000 100000\n"}, 64),
+        ({"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"}, 64),
+        ({"cpu.cfs_quota_us": "300000\n", "cpu.cfs_period_us": "100000\n"}, 3),
+        ({"cpu.max": "nonsense"}, 64),
+        ({"cpu.max": ""}, 64),
+        ({}, 64),
+    ],
+    ids=str,
+)
+def test_thread_count_honours_the_quota_of_a_container(monkeypatch, files, expected):
+    """control groups, version 2 and 1; a process of 64 CPUs."""
+    from npnorm.cpu.pool import usable_cpus
+
+    def fake(path, *arguments, **options):
+        name = os.path.basename(path)
+        if name in files:
+            return io.StringIO(files[name])
+        if os.fspath(path) == "/proc/self/cgroup":
+            return io.StringIO("0::/\n")
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr("builtins.open", fake)
+    count = usable_cpus()
+    monkeypatch.undo()
+    assert count == expected
+
+
+# Processes
+
+FORK = """
+import os, sys, threading, time, warnings
+import numpy as np
+import npnorm
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
+
+def in_child(function):
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+            os._exit(0)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, f"the child ended with {status}"
+
+npnorm.set_num_threads(3)
+x = np.random.default_rng(0).standard_normal((3000, 513)).astype(np.float32)
+def check():
+    assert np.array_equal(npnorm.layer_norm(x), expected)
+    for one, other in zip(npnorm.layer_norm_backward(x, x, x[0]), gradients):
+        assert np.array_equal(one, other)
+    assert npnorm.get_num_threads() == 3
+"""
+
+
+@has_fork
+def test_fork_after_use():
+    """The pool of the parent does not exist in the child; the parent's goes on."""
+    python(FORK + """
+expected, gradients = npnorm.layer_norm(x), npnorm.layer_norm_backward(x, x, x[0])
+for _ in range(5):
+    in_child(check)
+    check()
+in_child(lambda: (check(), in_child(check), check()))
+""")
+
+
+@has_fork
+def test_fork_before_use():
+    python(FORK + """
+def first():
+    global expected, gradients
+    expected, gradients = npnorm.layer_norm(x), npnorm.layer_norm_backward(x, x, x[0])
+    check()
+in_child(first)
+first()
+in_child(check)
+""")
+
+
+@has_fork
+def test_fork_while_other_threads_call():
+    """Locks that another thread holds at the fork must not stay locked in the child."""
+    python(FORK + """
+expected, gradients = npnorm.layer_norm(x), npnorm.layer_norm_backward(x, x, x[0])
+stop = threading.Event()
+def keep_calling():
+    while not stop.is_set():
+        check()
+callers = [threading.Thread(target=keep_calling) for _ in range(3)]
+for caller in callers: caller.start()
+for _ in range(15):
+    in_child(check)
+stop.set()
+for caller in callers: caller.join()
+check()
+""")
+
+
+@has_fork
+@pytest.mark.parametrize("delay", [0.1, 0.5, 1.0, 1.5, 2.5])
+def test_fork_while_another_thread_starts_up(tmp_path, delay):
+    """It imports Numba or compiles, under locks that no thread of the child will release."""
+    python(
+        f"""
+        import faulthandler, os, threading, time, warnings
+        import numpy as np
+        import npnorm
+        warnings.simplefilter("ignore", DeprecationWarning)
+        x = np.random.default_rng(0).standard_normal((3000, 513)).astype(np.float32)
+        def call():
+            for dtype in (np.float32, np.float64, np.float16):
+                npnorm.rms_norm(x.astype(dtype))
+        caller = threading.Thread(target=call)
+        caller.start()
+        time.sleep({delay})
+        child = os.fork()
+        if child == 0:
+            faulthandler.dump_traceback_later(40, exit=True)
+            y = npnorm.rms_norm(x)
+            np.testing.assert_allclose(y, npnorm.reference.rms_norm(x), rtol=1e-6)
+            os._exit(0)
+        caller.join()
+        _, status = os.waitpid(child, 0)
+        assert status == 0, f"the child ended with {{status}}"
+        """,
+        NPNORM_CACHE_DIR=tmp_path,
+    )
+
+
+PROCESSES = """
+import concurrent.futures, multiprocessing, sys, warnings
+import numpy as np
+import npnorm
+
+def task(seed):
+    x = np.random.default_rng(seed).standard_normal((2000, 257)).astype(np.float32)
+    y = npnorm.layer_norm(x, return_stats=True)
+    return y.y.sum(dtype=np.float64), npnorm.layer_norm_backward(x, x, x[0], mean=y.mean, rstd=y.rstd).dweight
+
+def check(results, expected):
+    results = list(results)
+    assert len(results) == len(expected)
+    for (total, dweight), (other, other_dweight) in zip(results, expected):
+        assert total == other and np.array_equal(dweight, other_dweight)
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", DeprecationWarning)
+    npnorm.set_num_threads(2)
+    expected = [task(seed) for seed in range(6)]
+"""
+
+
+def script(tmp_path, body):
+    """Run PROCESSES with this body from a file, which spawned processes can import."""
+    path = tmp_path / "script.py"
+    path.write_text(PROCESSES + textwrap.indent(textwrap.dedent(body), "    "))
+    python(None, str(path))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_multiprocessing(tmp_path, method):
+    if method not in __import__("multiprocessing").get_all_start_methods():
+        pytest.skip(f"no {method} here")
+    script(
+        tmp_path,
+        f"""
+        with multiprocessing.get_context("{method}").Pool(2) as pool:
+            check(pool.map(task, range(6), 1), expected)
+        """,
+    )
+
+
+def test_concurrent_futures(tmp_path):
+    script(
+        tmp_path,
+        """
+        with concurrent.futures.ThreadPoolExecutor(6) as executor:
+            check(executor.map(task, range(6)), expected)
+        with concurrent.futures.ProcessPoolExecutor(2) as executor:
+            check(executor.map(task, range(6)), expected)
+        """,
+    )
+
+
+@pytest.mark.parametrize("backend", ["loky", "threading", "multiprocessing"])
+def test_joblib(tmp_path, backend):
+    pytest.importorskip("joblib")
+    script(
+        tmp_path,
+        f"""
+        import joblib
+        for _ in range(2):
+            run = joblib.Parallel(n_jobs=2, backend="{backend}")
+            check(run(joblib.delayed(task)(seed) for seed in range(6)), expected)
+        """,
+    )
+
+
+def test_memory_maps_of_joblib(tmp_path):
+    """Large arguments reach joblib's workers as read-only np.memmap."""
+    joblib = pytest.importorskip("joblib")
+    x = random((300, 129))
+    joblib.dump(x, tmp_path / "x")
+    mapped = joblib.load(tmp_path / "x", mmap_mode="r")
+    assert isinstance(mapped, np.memmap)
+    assert_same_bits(npnorm.layer_norm(mapped), npnorm.layer_norm(x))
+
+
+def test_dask(tmp_path):
+    array = pytest.importorskip("dask.array")
+    x = random((300, 129))
+    y = array.from_array(x, chunks=(50, 129)).map_blocks(npnorm.layer_norm)
+    assert_same_bits(y.compute(), npnorm.layer_norm(x))
+
+
+# The cache
+
+
+def warnings_of(text):
+    return [line for line in text.splitlines() if line]
+
+
+def assert_one_warning(text):
+    lines = warnings_of(text)
+    assert len(lines) == 1, text
+    assert lines[0].startswith("RuntimeWarning")
+    assert "NPNORM_CACHE_DIR" in lines[0]
+
+
+def files_of(folder):
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_cache_is_filled_and_used(tmp_path):
+    """A folder that is missing is made; the next process compiles nothing."""
+    folder = tmp_path / "not" / "there yet, and ünicode"
+    assert warnings_of(python(SHORT_PROBE, NPNORM_CACHE_DIR=folder)) == []
+    files = files_of(folder)
+    assert files, "nothing was cached"
+    before = [(path, path.stat().st_mtime_ns) for path in files]
+    counting = """
+        from numba.core import compiler
+        compiler.Compiler.compile_extra = property(lambda self: 1 / 0)
+        compiler.CompilerBase.compile_extra = property(lambda self: 1 / 0)
+    """
+    assert warnings_of(python(textwrap.dedent(counting) + SHORT_PROBE, NPNORM_CACHE_DIR=folder)) == []
+    assert [(path, path.stat().st_mtime_ns) for path in files_of(folder)] == before
+
+
+def test_cache_folder_that_cannot_be_made(tmp_path):
+    """Below a file; so not even root can."""
+    (tmp_path / "file").write_text("")
+    assert_one_warning(python(PROBE.replace("DTYPES", '("float32", "float64")'),
+                              NPNORM_CACHE_DIR=tmp_path / "file" / "folder"))  # fmt: skip
+    assert_one_warning(python(SHORT_PROBE, NPNORM_CACHE_DIR=tmp_path / "file"))
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no user ids")
+def test_read_only_cache_folder(tmp_path):
+    folder = tmp_path / "frozen"
+    folder.mkdir()
+    folder.chmod(0o555)
+    tmp_path.chmod(0o755)
+    user = {}
+    if os.geteuid() == 0:
+        # Root writes everywhere: be nobody, if nobody can read this Python and this folder.
+        user = {"user": 65534}
+        try:
+            python("import numpy, numba; open(__import__('os').environ['PYTHONPATH'].split(':')[0] + "
+                   "'/npnorm/__init__.py').close()", **user)  # fmt: skip
+        except (AssertionError, OSError):
+            pytest.skip("root, and nobody cannot read this Python")
+    assert_one_warning(python(SHORT_PROBE, NPNORM_CACHE_DIR=folder, **user))
+    assert files_of(folder) == []
+
+
+def test_full_disk(tmp_path):
+    """No file can grow beyond 100 bytes: a partial file is not left behind, or does no harm."""
+    pytest.importorskip("resource")
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+    assert_one_warning(python(limit + SHORT_PROBE, "-B", NPNORM_CACHE_DIR=tmp_path))
+    assert warnings_of(python(SHORT_PROBE, NPNORM_CACHE_DIR=tmp_path)) == []
+
+
+@pytest.fixture(scope="module")
+def filled_cache(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("filled")
+    python(SHORT_PROBE, NPNORM_CACHE_DIR=folder)
+    return folder
+
+
+def flip_bits(data, places):
+    data = bytearray(data)
+    for place in places:
+        data[int(place * (len(data) - 1))] ^= 0x10
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda data: b"", id="empty"),
+        pytest.param(lambda data: data[:1], id="one byte"),
+        pytest.param(lambda data: data[: len(data) // 2], id="half"),
+        pytest.param(lambda data: data[:-1], id="one byte short"),
+        pytest.param(lambda data: data + b"more", id="longer"),
+        pytest.param(lambda data: bytes(len(data)), id="zeros"),
+        pytest.param(lambda data: b"not a kernel " * 100, id="text"),
+        pytest.param(lambda data: flip_bits(data, [0.5]), id="a bit in the middle"),
+        pytest.param(lambda data: flip_bits(data, np.linspace(0, 1, 97)), id="bits everywhere"),
+    ],
+)
+def test_damaged_cache(tmp_path, filled_cache, damage):
+    """Cut short by a killed worker, or worse: never wrong machine code, and the next start is well."""
+    folder = tmp_path / "cache"
+    shutil.copytree(filled_cache, folder)
+    files = files_of(folder)
+    for path in files:
+        path.write_bytes(damage(path.read_bytes()))
+    assert_one_warning(python(SHORT_PROBE, NPNORM_CACHE_DIR=folder))
+    assert len(warnings_of(python(SHORT_PROBE, NPNORM_CACHE_DIR=folder))) <= 1
+
+
+def test_cache_files_that_are_folders(tmp_path, filled_cache):
+    folder = tmp_path / "cache"
+    for path in files_of(filled_cache):
+        (folder / path.relative_to(filled_cache)).mkdir(parents=True)
+    assert_one_warning(python(SHORT_PROBE, NPNORM_CACHE_DIR=folder))
+
+
+def test_another_kernels_file(tmp_path, filled_cache):
+    """Files under each other's names: whole, and wrong."""
+    folder = tmp_path / "cache"
+    shutil.copytree(filled_cache, folder)
+    files = files_of(folder)
+    contents = [path.read_bytes() for path in files]
+    for path, content in zip(files, contents[1:] + contents[:1], strict=True):
+        path.write_bytes(content)
+    assert len(warnings_of(python(SHORT_PROBE, NPNORM_CACHE_DIR=folder))) <= 1
+
+
+def test_processes_that_fill_the_cache_together(tmp_path):
+    def start(_):
+        return python(SHORT_PROBE, NPNORM_CACHE_DIR=tmp_path)
+
+    with ThreadPoolExecutor(3) as executor:
+        assert all(warnings_of(text) == [] for text in executor.map(start, range(3)))
+    assert warnings_of(python(SHORT_PROBE, NPNORM_CACHE_DIR=tmp_path)) == []
+
+
+def copy_of_package(tmp_path):
+    """A copy whose own cache folders cannot be made, since files stand in their place."""
+    copy = tmp_path / "site" / "npnorm"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in [copy, *(path for path in copy.rglob("*") if path.is_dir())]:
+        (folder / "__pycache__").write_text("in the way")
+    return copy
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no HOME")
+def test_no_folder_to_write_to(tmp_path):
+    """A read-only installation and no home: as in many containers."""
+    text = python(
+        SHORT_PROBE, package=copy_of_package(tmp_path),
+        NPNORM_CACHE_DIR=None, HOME="/dev/null", XDG_CACHE_HOME=None,
+    )  # fmt: skip
+    assert_one_warning(text)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no HOME")
+def test_a_read_only_installation_uses_the_home(tmp_path):
+    home = tmp_path / "home"
+    text = python(
+        SHORT_PROBE, package=copy_of_package(tmp_path),
+        NPNORM_CACHE_DIR=None, HOME=home, XDG_CACHE_HOME=None,
+    )  # fmt: skip
+    assert warnings_of(text) == []
+    assert files_of(home / ".cache")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no HOME")
+def test_home_is_not_set(tmp_path):
+    copy = tmp_path / "site" / "npnorm"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    text = python(
+        SHORT_PROBE, package=copy, NPNORM_CACHE_DIR=None, HOME=None, XDG_CACHE_HOME=None, USER=None
+    )
+    assert warnings_of(text) == []
+
+
+def test_the_cache_does_not_outlive_the_source(tmp_path):
+    """An edited kernel module is compiled anew: the files of the old one are not looked at."""
+    copy = tmp_path / "site" / "npnorm"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    folder = tmp_path / "cache"
+    python(SHORT_PROBE, package=copy, NPNORM_CACHE_DIR=folder)
+    before = files_of(folder)
+    with (copy / "cpu" / "kernels.py").open("a") as file:
+        file.write("\n# edited\n")
+    python(SHORT_PROBE, package=copy, NPNORM_CACHE_DIR=folder)
+    assert len(files_of(folder)) > len(before)
+
+
+# Other CPUs
+
+CHECK_HALVES = """
+import warnings
+warnings.simplefilter("ignore")  # of casts, from NumPy
+from bounds import check_backward, check_forward
+from table import HALVES, LAYER_NORM, random
+from test_edges import check_conversions
+
+for half in HALVES:
+    check_conversions(half)
+    x, dy, weight = random((9, 129), half), random((9, 129), half, 1), random(129, half, 2)
+    check_forward(LAYER_NORM, LAYER_NORM.forward(x, weight), x, weight)
+    check_backward(LAYER_NORM, LAYER_NORM.backward(dy, x, weight), dy, x, weight)
+"""
+
+
+@on_x86
+@pytest.mark.parametrize("name", ["generic", "x86-64-v2"])
+def test_other_cpus(tmp_path, name):
+    """Without F16C, LLVM's own conversion of float16 calls a missing function and kills the process."""
+    python(CHECK_HALVES, NUMBA_CPU_NAME=name, NPNORM_CACHE_DIR=tmp_path)
+
+
+@on_x86
+def test_the_cache_knows_the_cpu(tmp_path):
+    """A folder shared by machines: kernels of one CPU are not run on another."""
+    probe = PROBE.replace("DTYPES", '("float16",)')
+    python(probe, NPNORM_CACHE_DIR=tmp_path, NUMBA_CPU_NAME="x86-64-v3")
+    before = files_of(tmp_path)
+    python(probe, NPNORM_CACHE_DIR=tmp_path, NUMBA_CPU_NAME="generic")
+    assert len(files_of(tmp_path)) == 2 * len(before)
