@@ -4,7 +4,7 @@ import operator
 import os
 import threading
 
-from .cpu.pool import usable_cpus
+from .cpu.machine import usable_cpus
 
 importing_or_compiling = threading.RLock()
 """Held while Numba is imported or compiles. No process may fork then: its child would wait for ever."""

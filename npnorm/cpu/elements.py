@@ -14,6 +14,7 @@ from numba.extending import intrinsic
 HALF, BFLOAT = types.int16, types.uint16
 _I16, _I32 = ir.IntType(16), ir.IntType(32)
 _F16, _F32, _F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+LINE = 64  # bytes of a cache line
 _OUTPUTS = 6  # the most arrays that one loop writes
 
 
@@ -62,6 +63,87 @@ def part(typingctx, vector, start, size):
         return _vector(context, builder, vector, builder.gep(source.data, [args[1]]), args[2])
 
     return vector(vector, types.intp, types.intp), codegen
+
+
+@intrinsic(prefer_literal=True)
+def stack_like(typingctx, vector, size):
+    """A vector of `size` (a literal) elements of the vector's format, on the stack."""
+    if not isinstance(size, types.IntegerLiteral):
+        return None
+    result = types.Array(vector.dtype, 1, "C")
+
+    def codegen(context, builder, signature, args):
+        element = context.get_data_type(vector.dtype)
+        room = cgutils.alloca_once(builder, ir.ArrayType(element, size.literal_value))
+        room.align = LINE
+        data = builder.bitcast(room, element.as_pointer())
+        return _vector(context, builder, result, data, args[1])
+
+    return result(vector, size), codegen
+
+
+@intrinsic
+def to_line(typingctx, vector):
+    """How many elements stand before the vector's first cache line."""
+
+    def codegen(context, builder, signature, args):
+        data = context.make_array(vector)(context, builder, args[0]).data
+        integer = ir.IntType(64)
+        address = builder.ptrtoint(data, integer)
+        beyond = builder.and_(builder.neg(address), integer(LINE - 1))
+        return builder.udiv(beyond, integer(vector.dtype.bitwidth // 8))
+
+    return types.intp(vector), codegen
+
+
+@intrinsic
+def stream_line(typingctx, source, target, j):
+    """target[j:] = source[j:] for one cache line, which is not brought into the cache. target[j] must begin a line."""
+
+    def codegen(context, builder, signature, args):
+        element = context.get_data_type(source.dtype)
+        line = ir.VectorType(element, LINE * 8 // source.dtype.bitwidth).as_pointer()
+        here, there = (
+            builder.bitcast(_element(context, builder, array, (value, args[2])), line)
+            for array, value in ((source, args[0]), (target, args[1]))
+        )
+        number = builder.load(here)
+        number.align = source.dtype.bitwidth // 8
+        instruction = builder.store(number, there)
+        instruction.align = LINE
+        module = builder.module
+        instruction.set_metadata("nontemporal", module.add_metadata([_I32(1)]))
+        return context.get_dummy_value()
+
+    return types.none(source, target, types.intp), codegen
+
+
+@intrinsic
+def finish_streaming(typingctx):
+    """Wait until streamed lines are in memory: other threads may read them next."""
+
+    def codegen(context, builder, signature, args):
+        function = ir.FunctionType(ir.VoidType(), [])
+        name = "llvm.x86.sse.sfence"
+        builder.call(cgutils.get_or_insert_function(builder.module, function, name), [])
+        return context.get_dummy_value()
+
+    return types.none(), codegen
+
+
+@intrinsic
+def prefetch(typingctx, vector, j):
+    """Ask for the cache line of vector[j], which is about to be read."""
+
+    def codegen(context, builder, signature, args):
+        pointer = _element(context, builder, vector, args)
+        pointer = builder.bitcast(pointer, ir.IntType(8).as_pointer())
+        function = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0")
+        builder.call(function, [pointer, _I32(0), _I32(2), _I32(1)])  # read, second cache, data
+        return context.get_dummy_value()
+
+    return types.none(vector, types.intp), codegen
 
 
 def _vector(context, builder, vector, data, size):

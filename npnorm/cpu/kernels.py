@@ -11,9 +11,11 @@ ordinary kernels stay small.
 
 import math
 
-from .elements import row
+from .elements import finish_streaming, row, store
 from .rows import (
     SCALE,
+    add_exactly,
+    compensated,
     extreme_statistics,
     in_compute_dtype,
     is_ordinary,
@@ -23,6 +25,7 @@ from .rows import (
     put_extreme_parameters,
     put_ordinary_parameters,
     statistics,
+    stream_normalized,
     unscaled,
     write_gradients,
     write_normalized,
@@ -31,11 +34,11 @@ from .rows import (
 )
 
 
-def make_forward(centered, double, exact, rounding, extreme, zero):
+def make_forward(centered, double, exact, rounding, extreme, zero, stream):
     """The forward kernel.
 
     `double` computes in float64, `exact` says that x is float64, `rounding` rounds before the
-    weight, and a residual is added in the dtype of `zero`.
+    weight, a residual is added in the dtype of `zero`, and `stream` writes past the cache.
     """
 
     def forward(x, residual, weight, bias, residual_out, y, mean, rstd, keep, eps, start, stop):
@@ -50,13 +53,21 @@ def make_forward(centered, double, exact, rounding, extreme, zero):
             m, low, r = statistics(source, eps, centered, double)
             if extreme is None:
                 if not is_ordinary(r, double):
+                    if stream is not None:
+                        finish_streaming()
                     return i
                 if y is not None:
                     high, low = mean_pair(m, low, centered, double)
                     scaled_r = in_compute_dtype(r, double)
-                    write_normalized(
-                        source, weight, bias, row(y, i), None, high, low, scaled_r, form
-                    )
+                    if stream is None:
+                        write_normalized(
+                            source, weight, bias, row(y, i), None, high, low, scaled_r, form
+                        )
+                    else:
+                        stream_normalized(
+                            source, weight, bias, row(y, i), None, high, low, scaled_r, form,
+                            row(x, min(i + 1, stop - 1)),
+                        )  # fmt: skip
             else:
                 if i > start and is_ordinary(r, double):
                     return i
@@ -71,9 +82,32 @@ def make_forward(centered, double, exact, rounding, extreme, zero):
                     m, low, r = statistics(source, eps, centered, exact)
                 mean[i] = m
                 rstd[i] = r
+        if stream is not None:
+            finish_streaming()
         return stop
 
     return forward
+
+
+def make_total(double):
+    """The kernel that adds up the sums of blocks."""
+
+    def total(sums, gradient):
+        """gradient = Σ sums over the blocks in order, rounded once; for float64 with what was lost."""
+        for j in range(gradient.size):
+            value = sums[0, j]
+            error = 0.0
+            if double is not None:
+                error = sums[0, gradient.size + j]
+            for block in range(1, sums.shape[0]):
+                if double is None:
+                    value += sums[block, j]
+                else:
+                    value, error = add_exactly(value, error, sums[block, j])
+                    error += sums[block, gradient.size + j]
+            store(gradient, j, compensated(value, error), 0)
+
+    return total
 
 
 def make_backward(centered, double, recompute, extreme, gather, apply):

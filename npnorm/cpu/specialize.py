@@ -5,7 +5,7 @@ import numpy.ma  # noqa: F401  Numba imports it at its first call: a fork then w
 from numba import njit, types
 
 from .._threads import importing_or_compiling
-from .kernels import make_backward, make_forward
+from .kernels import make_backward, make_forward, make_total
 
 KernelCache: type | None
 try:
@@ -25,25 +25,33 @@ STATISTICS = types.Array(types.float64, 1, "C")
 def kernel(plan, extreme=False, phase=""):
     """The compiled kernel of a plan.
 
-    `extreme` is the one for rows of extreme size; the `phase` of a backward kernel is "gather", "apply",
-    or both at once.
+    `extreme` is the one for rows of extreme size. The phase of a backward kernel is "gather", "apply",
+    or both at once; that of a forward kernel may be "stream", for outputs larger than the cache.
     """
-    key = (plan, extreme, phase)
-    found = _kernels.get(key)
-    if found is None:
-        with importing_or_compiling:
-            found = _kernels.get(key)
-            if found is None:
-                found = _kernels[key] = build(*key)
-    return found
+    return _kernels.get((plan, extreme, phase)) or _compiled((plan, extreme, phase))
+
+
+def total_kernel(plan, dtype):
+    """The compiled kernel that adds sums of blocks up, for gradients of a dtype as kernels see it."""
+    key = ("total", plan.double, dtype)
+    return _kernels.get(key) or _compiled(key)
+
+
+def _compiled(key):
+    with importing_or_compiling:
+        if key not in _kernels:
+            _kernels[key] = build(*key)
+        return _kernels[key]
 
 
 def build(plan, extreme=False, phase="", cached=True):
-    """A new dispatcher of a plan's kernel."""
-    if plan.backward:
+    """A new dispatcher: what `kernel` and `total_kernel` keep."""
+    if plan == "total":
+        function, signature = _total(extreme, phase)
+    elif plan.backward:
         function, signature = _backward(plan, extreme, phase)
     else:
-        function, signature = _forward(plan, extreme)
+        function, signature = _forward(plan, extreme, phase)
     dispatcher = njit(nogil=True, error_model="numpy")(function)
     if cached and KernelCache is not None:
         key = repr((plan, extreme, phase))
@@ -53,7 +61,12 @@ def build(plan, extreme=False, phase="", cached=True):
     return dispatcher
 
 
-def _forward(plan, extreme):
+def _total(double, dtype):
+    gradient = types.Array(getattr(types, dtype.name), 1, "C")
+    return make_total(double or None), types.void(types.Array(types.float64, 2, "C"), gradient)
+
+
+def _forward(plan, extreme, phase):
     add_in_double = "float64" in (plan.x, plan.other)
     function = make_forward(
         plan.centered or None,
@@ -62,6 +75,7 @@ def _forward(plan, extreme):
         plan.option or None,
         extreme or None,
         np.float64(0) if add_in_double else np.float32(0),
+        phase == "stream" or None,
     )
     signature = types.intp(
         _rows(plan.x),

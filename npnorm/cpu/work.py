@@ -41,8 +41,8 @@ def parameter(array):
 def vector(array, dtype):
     """The array as a contiguous vector of a dtype: itself, if it is one."""
     flags = array.flags
-    if array.dtype == dtype and array.ndim == 1 and flags.c_contiguous and flags.aligned:
-        return array
+    if array.dtype == dtype and flags.c_contiguous and flags.aligned:
+        return array if array.ndim == 1 else array.reshape(-1)
     return np.require(array, dtype, ["C", "A"]).reshape(-1)
 
 
@@ -59,56 +59,51 @@ def row_ranges(rows, cols):
 
 def spread(function, jobs):
     """Call function(*job) for every job on the threads there are."""
-    pool.run(function, jobs, 1 if len(jobs) == 1 else get_num_threads())
+    if len(jobs) == 1:
+        function(*jobs[0])
+    else:
+        pool.run(function, jobs, get_num_threads())
 
 
-class Arrays:
-    """The arrays of a call as rows: `inputs` are read and `outputs` written; each may be None."""
+def row_views(arrays, axes, rows, cols):
+    """Each array that is not None as (outer, inner, cols); None if one of them has no such view."""
+    views = []
+    for array in arrays:
+        view = None if array is None else row_view(array, axes, rows, cols)
+        if view is None and array is not None:
+            return None
+        views.append(view)
+    return views
 
-    def __init__(self, inputs, outputs, axes, rows, cols):
-        self.inputs = len(inputs)
-        self.arrays = (*inputs, *outputs)
-        self.axes = axes
-        self.cols = cols
-        self.views = [None if a is None else row_view(a, axes, rows, cols) for a in self.arrays]
-        self.are_views = all(
-            v is not None or a is None for a, v in zip(self.arrays, self.views, strict=True)
-        )
 
-    def over_rows(self, work, jobs):
-        """Call work(arrays, first, start, stop, ...) for every job (start, stop, ...).
+def over_views(work, views, jobs):
+    """Call work(views, 0, start, stop, ...) for every job (start, stop, ...)."""
+    spread(lambda start, stop, *rest: work(views, 0, start, stop, *rest), jobs)
 
-        The arrays are 3-d, and their rows start to stop are rows first + start to first + stop.
-        """
-        if self.are_views:
 
-            def job(start, stop, *rest):
-                work(self.views, 0, start, stop, *rest)
+def over_copies(work, inputs, outputs, axes, rows, cols, jobs):
+    """Call work(tiles, first, start, stop, ...) for every job, on arrays that have no views as rows.
 
-        else:
-            job = self._staged(work)
-        spread(job, jobs)
-
-    def _staged(self, work):
-        """A job that takes arrays without a view as rows through buffers."""
+    The tiles are 3-d copies of a few rows, as far as need be; their rows start to stop are rows
+    first + start to first + stop of the call.
+    """
+    arrays = []
+    for array in (*inputs, *outputs):
+        view = None if array is None else row_view(array, axes, rows, cols)
         # A view whose rows run along two axes cannot be cut into ranges of rows.
-        sources = [
-            None if a is None else Rows(a, v if v is not None and len(v) == 1 else None, self.axes)
-            for a, v in zip(self.arrays, self.views, strict=True)
-        ]
-        inputs = self.inputs
-        step = max(1, BUFFER // self.cols)
+        cuttable = view if view is not None and len(view) == 1 else None
+        arrays.append(None if array is None else Rows(array, cuttable, axes))
+    sources, targets = arrays[: len(inputs)], arrays[len(inputs) :]
+    step = max(1, BUFFER // cols)
 
-        def job(start, stop, *rest):
-            for first in range(start, stop, step):
-                last = min(first + step, stop)
-                tiles = [
-                    s and (s.read(first, last) if i < inputs else s.buffer(first, last))
-                    for i, s in enumerate(sources)
-                ]
-                work(tiles, first, 0, last - first, *rest)
-                for s, tile in zip(sources[inputs:], tiles[inputs:], strict=True):
-                    if s is not None:
-                        s.write(first, last, tile)
+    def job(start, stop, *rest):
+        for first in range(start, stop, step):
+            last = min(first + step, stop)
+            read = [s and s.read(first, last) for s in sources]
+            written = [t and t.buffer(first, last) for t in targets]
+            work((*read, *written), first, 0, last - first, *rest)
+            for target, rows in zip(targets, written, strict=True):
+                if target is not None:
+                    target.write(first, last, rows)
 
-        return job
+    spread(job, jobs)

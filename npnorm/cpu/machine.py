@@ -1,0 +1,72 @@
+"""What the machine offers: CPUs, caches, instructions. Nothing here imports Numba."""
+
+import math
+import os
+from glob import glob
+
+
+def streaming_size():
+    """Bytes from which an output is better written past the cache: those of the largest cache."""
+    if hasattr(os, "uname") and os.uname().machine != "x86_64":
+        return math.inf  # only x86-64 has the instructions that kernels use for it
+    sizes = [_read_size(path) for path in glob("/sys/devices/system/cpu/cpu0/cache/index*/size")]
+    return max(sizes, default=0) or 2**25
+
+
+def _read_size(path):
+    try:
+        with open(path) as file:
+            return int(file.read().strip().removesuffix("K")) * 1024
+    except (OSError, ValueError):
+        return 0
+
+
+def usable_cpus():
+    """How many CPUs this process may use: its affinity, and no more than the container's quota."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = len(affinity(0)) if affinity else os.cpu_count() or 1
+    quota = _cgroup_quota()
+    return count if quota is None else max(1, min(count, quota))
+
+
+def _cgroup_quota():
+    """The CPUs that the container's quota amounts to, rounded up; None without one. cgroup v2, then v1."""
+    quotas = []
+    for folder in _cgroup_folders():
+        try:
+            with open(f"{folder}/cpu.max") as file:
+                quota, period = file.read().split()
+        except (OSError, ValueError):
+            try:
+                with open(f"{folder}/cpu.cfs_quota_us") as file:
+                    quota = file.read()
+                with open(f"{folder}/cpu.cfs_period_us") as file:
+                    period = file.read()
+            except OSError:
+                continue
+        try:
+            if int(quota) > 0:
+                quotas.append(-(-int(quota) // int(period)))
+        except ValueError:  # "max": no quota
+            continue
+    return min(quotas, default=None)
+
+
+def _cgroup_folders():
+    """Every folder from this process's control group up to the root: the narrowest quota counts."""
+    root = "/sys/fs/cgroup"
+    folders = [root, f"{root}/cpu", f"{root}/cpu,cpuacct"]
+    try:
+        with open("/proc/self/cgroup") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return folders
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "cpu", "cpu,cpuacct"):
+            continue
+        base = f"{root}/{controllers}".rstrip("/")
+        while path.strip("/"):
+            folders.append(base + path)
+            path = os.path.dirname(path)
+    return folders
