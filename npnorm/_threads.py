@@ -1,5 +1,6 @@
 """How many threads npnorm may use, and what no thread may do while another forks."""
 
+import logging  # noqa: F401  its own lock at a fork must be taken after ours: a compilation logs
 import operator
 import os
 import threading

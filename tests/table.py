@@ -38,6 +38,20 @@ MIXED = [
     if first in DTYPES and second in DTYPES
 ]
 
+# Enough of them for what multiplies the kernels to compile.
+FEW_MIXED = [
+    pair
+    for pair in MIXED
+    if pair
+    in {
+        ("float32", "bfloat16"),
+        ("bfloat16", "float16"),
+        ("float16", "float64"),
+        ("float64", "float32"),
+        ("float32", "float64"),
+    }
+]
+
 PARAMETERS = {
     "plain": (False, False),
     "weight": (True, False),

@@ -123,10 +123,9 @@ def test_bounds(norm, dtype, kind):
 
 @needs_longdouble
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("cols", [40000, 100000])
-def test_wide_rows(norm, dtype, cols):
+def test_wide_rows(norm, dtype):
     for kind in KINDS:
-        check(norm, rows_of(kind, (1, cols), dtype), norm.eps)
+        check(norm, rows_of(kind, (1, 100000), dtype), norm.eps)
 
 
 @needs_longdouble

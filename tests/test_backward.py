@@ -14,7 +14,7 @@ from bounds import (
     dx_and_bound,
     normalize,
 )
-from table import DTYPES, HALVES, MIXED, NORMS, ROWS, WIDE, WIDTHS, random
+from table import DTYPES, FEW_MIXED, HALVES, MIXED, NORMS, ROWS, WIDE, WIDTHS, random
 from zoo import poisoned
 
 from npnorm._results import NormGradients
@@ -74,7 +74,7 @@ def test_weight_of_another_dtype(norm, dtype, other):
     check_backward(norm, gradients, dy, x, weight)
 
 
-@pytest.mark.parametrize(("dtype", "other"), MIXED)
+@pytest.mark.parametrize(("dtype", "other"), FEW_MIXED)
 def test_dy_of_another_dtype(norm, dtype, other):
     _, x, weight = inputs((33, 129), dtype)
     dy = random(x.shape, other, seed=5)
@@ -83,7 +83,7 @@ def test_dy_of_another_dtype(norm, dtype, other):
     check_backward(norm, gradients, dy, x, weight)
 
 
-@pytest.mark.parametrize(("dtype", "other"), MIXED)
+@pytest.mark.parametrize(("dtype", "other"), FEW_MIXED)
 def test_out_of_another_dtype(norm, dtype, other):
     dy, x, weight = inputs((33, 129), dtype)
     out = [poisoned(shape, DTYPES[other]) for shape in (x.shape, 129, 129)]
@@ -93,7 +93,7 @@ def test_out_of_another_dtype(norm, dtype, other):
     check_backward(norm, gradients, dy, x, weight)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_mask(norm, dtype):
     """What is asked for has the same bits whatever else is asked for; the rest is None."""
     dy, x, weight = inputs((33, 129), dtype)
@@ -171,7 +171,7 @@ def test_half_dx_is_rounded_once(norm, dtype):
     assert_within(got, total, bound + half_unit, dtype, "dx")
 
 
-@pytest.mark.parametrize(("dtype", "other"), MIXED)
+@pytest.mark.parametrize(("dtype", "other"), FEW_MIXED)
 def test_dresidual_of_another_dtype(norm, dtype, other):
     dy, x, weight = inputs((33, 129), dtype)
     dresidual = random(x.shape, other, seed=8)

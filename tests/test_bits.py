@@ -182,8 +182,10 @@ def test_byte_order(norm, dtype):
     assert_all_same(added._asdict(), norm.add(x, dy, weight)._asdict())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("which", PARAMETERS)
+@pytest.mark.parametrize(
+    ("dtype", "which"),
+    [(dtype, "weight and bias") for dtype in DTYPES] + [("float32", which) for which in PARAMETERS][:3],
+)
 def test_statistics_are_free(norm, dtype, which):
     """Returned or not, given or recomputed: the same bits."""
     for shape in [(33, 129), (3, 40000)]:
