@@ -229,7 +229,7 @@ def test_signatures(norm):
     import inspect
 
     eps = norm.eps
-    tail = f"weight_offset=0.0, round_before_weight=False, out=None"
+    tail = "weight_offset=0.0, round_before_weight=False, out=None"
     for where in (npnorm, npnorm.reference):
         for name, expected in {
             norm.name: f"x, weight=None, bias=None, *, axis=-1, eps={eps}, {tail}, return_stats=False",

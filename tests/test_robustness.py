@@ -3,7 +3,6 @@
 Most of it happens in processes of its own, each held to a time it can only miss by hanging.
 """
 
-import io
 import os
 import platform
 import shutil
@@ -279,23 +278,27 @@ def test_thread_count_honours_affinity():
     ],
     ids=str,
 )
-def test_thread_count_honours_the_quota_of_a_container(monkeypatch, files, expected):
+def test_thread_count_honours_the_quota_of_a_container(files, expected):
     """control groups, version 2 and 1; a process of 64 CPUs."""
-    from npnorm.cpu.pool import usable_cpus
-
-    def fake(path, *arguments, **options):
-        name = os.path.basename(path)
-        if name in files:
-            return io.StringIO(files[name])
-        if os.fspath(path) == "/proc/self/cgroup":
-            return io.StringIO("0::/\n")
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-    monkeypatch.setattr("builtins.open", fake)
-    count = usable_cpus()
-    monkeypatch.undo()
-    assert count == expected
+    python(
+        f"""
+        import builtins, io, os
+        import npnorm
+        files, real = {files!r}, open
+        def fake(path, *arguments, **options):
+            if isinstance(path, int) or not os.fspath(path).startswith(("/sys/", "/proc/self/cgroup")):
+                return real(path, *arguments, **options)
+            if os.path.basename(path) in files:
+                return io.StringIO(files[os.path.basename(path)])
+            if os.fspath(path) == "/proc/self/cgroup":
+                return io.StringIO("0::/\\n")
+            raise FileNotFoundError(path)
+        os.sched_getaffinity = lambda pid: set(range(64))
+        builtins.open = io.open = fake
+        assert npnorm.get_num_threads() == {expected}, npnorm.get_num_threads()
+        """,
+        NPNORM_NUM_THREADS=None,
+    )
 
 
 # Processes

@@ -136,7 +136,7 @@ def _by_rows(call, arrays, views, gradients, rows, cols):
     for gradient, of_blocks in zip(gradients, sums, strict=True):
         if gradient is not None:
             flat = _flat(gradient)
-            total_kernel(plan, gradient.dtype)(of_blocks, flat)
+            total_kernel(plan, flat.dtype)(of_blocks, flat)
             _put_flat(gradient, flat)
 
 
