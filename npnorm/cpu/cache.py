@@ -21,7 +21,7 @@ from numba.core.compiler import CompileResult
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
-SEAL = 32  # bytes of SHA-256 in front of the content
+SEAL = 32  # bytes of the hash in front of the content
 
 
 def folders():
@@ -54,7 +54,7 @@ class KernelCache(_Cache):
             except OSError:
                 continue
             content = sealed[SEAL:]
-            if hashlib.sha256(content).digest() != sealed[:SEAL]:
+            if _seal(name, content) != sealed[:SEAL]:
                 _warn(f"the file {name} in {folder} is damaged")
                 continue
             try:
@@ -73,7 +73,7 @@ class KernelCache(_Cache):
         failure = None
         for folder in folders():
             try:
-                _write(folder, name, hashlib.sha256(content).digest() + content)
+                _write(folder, name, _seal(name, content) + content)
                 return
             except OSError as error:
                 failure = error
@@ -111,6 +111,11 @@ def _sources():
 
 
 _source_hash: str | None = None
+
+
+def _seal(name, content):
+    """The hash of a file's name and content: a whole file in another's place is damage too."""
+    return hashlib.sha256(name.encode() + content).digest()
 
 
 def _write(folder, name, content):
