@@ -173,7 +173,7 @@ def plan_backward(
     double = (
         "float64" in (x_format, dy_format, *formats)
         or dresidual_format == "float64"
-        or (weight_format == "float64" and (mask[1] or mask[2]))
+        or weight_format == "float64"  # dweight's dtype; wanted or not, so that dx has the same bits
     )
     eps = _checked_eps(eps, centered, double)
     if out is not None:
@@ -354,13 +354,22 @@ def _checked_output(name: str, array: Any, shape: tuple[int, ...]) -> str:
     _check_shape(name, array, shape, "the shape of the result")
     if not array.flags.writeable:
         raise ValueError(f"`{name}` must be writable; got a read-only array: pass a copy of it")
-    if not array.flags.c_contiguous and any(
-        step == 0 and length > 1 for step, length in zip(array.strides, array.shape, strict=True)
-    ):
+    if not array.flags.c_contiguous and _repeats_elements(array):
         raise ValueError(
             f"`{name}` must not repeat its own elements; got strides {array.strides}: pass a copy of it"
         )
     return found
+
+
+def _repeats_elements(array: Array) -> bool:
+    """Whether elements of an array may share memory with each other, as no slice of an array's do."""
+    reach = array.itemsize
+    for step, length in sorted(zip(map(abs, array.strides), array.shape, strict=True)):
+        if length > 1:
+            if step < reach:
+                return True
+            reach += step * (length - 1)
+    return False
 
 
 def _checked_mask(mask: Any, weight: Array | None) -> tuple[bool, bool, bool]:

@@ -266,3 +266,36 @@ def test_the_same_array_in_every_role(norm):
     apart = norm.backward(x.copy(), x, row.copy(), dresidual=x.copy())
     for one, other in zip(same, apart, strict=True):
         assert_same_bits(one, other)
+
+
+def test_an_output_whose_rows_overlap_each_other(norm):
+    windows = np.lib.stride_tricks.as_strided(np.zeros(4, np.float32), (2, 3), (4, 4))
+    with pytest.raises(ValueError, match="`out` must not repeat its own elements"):
+        norm.forward(random((2, 3)), out=windows)
+
+
+def test_slices_and_transposes_do_not_overlap_themselves(norm):
+    base = np.zeros((6, 4, 5), np.float32)
+    for out in (base[::-2, ::-1, ::3], base.T, base.transpose(1, 0, 2)[:, :1, ::2], base[:1, :, :1]):
+        x = random(out.shape)
+        assert norm.forward(x, out=out) is out
+        assert_same_bits(out, norm.forward(x))
+
+
+def test_the_mask_does_not_touch_dx(norm):
+    dy, x, weight = random((3, 16), seed=1), random((3, 16)), random(16, "float64")
+    every = norm.backward(dy, x, weight)
+    assert_same_bits(norm.backward(dy, x, weight, output_mask=(True, False, False)).dx, every.dx)
+
+
+def test_an_offset_beyond_the_dtype_gives_no_warning(norm):
+    x = random((2, 3))
+    y = norm.forward(x, np.ones(3, np.float32), weight_offset=1e39)  # infinite in float32
+    assert np.isinf(y).all()
+
+
+def test_eps_far_above_a_tiny_row(norm):
+    x = np.array([[1e-170, 3e-170]])
+    result = norm.forward(x, eps=1e300, return_stats=True)
+    assert result.rstd[0, 0] == 1e-150
+    check_forward(norm, result.y, x, eps=1e300)

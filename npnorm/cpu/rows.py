@@ -142,7 +142,7 @@ def is_constant(x, centered):
 @njit(**STRICT)
 def extreme_statistics(x, eps, centered):
     """scale, high, low and rstd of any row: float64, scaled so that no square overflows or vanishes."""
-    largest = 0.0
+    largest = math.sqrt(eps)
     for j in range(x.size):
         largest = max(largest, abs(load(x, j, 0.0)))
     scale = 1.0

@@ -30,7 +30,8 @@ def scale(call):
     if not call.weight_offset:
         return parameter(call.weight)
     dtype = np.float64 if call.plan.double else np.float32
-    return parameter(call.weight.astype(dtype) + dtype(call.weight_offset))
+    with np.errstate(all="ignore"):  # as IEEE says, without a warning
+        return parameter(call.weight.astype(dtype) + dtype(call.weight_offset))
 
 
 def parameter(array):
