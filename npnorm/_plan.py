@@ -198,7 +198,18 @@ def plan_backward(
         dresidual_format if mask[0] else None,
     )
     return Backward(
-        plan, dy, x, weight, mean, rstd, dresidual, mask, outputs, axes, eps, weight_offset
+        plan,
+        dy,
+        x,
+        weight,
+        mean,
+        rstd,
+        dresidual if mask[0] else None,
+        mask,
+        outputs,
+        axes,
+        eps,
+        weight_offset,
     )
 
 

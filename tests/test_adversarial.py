@@ -16,7 +16,7 @@ from table import DTYPES, NORMS, random
 
 pytestmark = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.name)
 
-COLUMNS = (1, 2, 3, 7, 33, 129, 769, 4097)
+COLUMNS = (1, 2, 7, 33, 769, 4097)
 ROWS = 4
 
 
@@ -124,8 +124,9 @@ def test_bounds(norm, dtype, kind):
 @needs_longdouble
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_wide_rows(norm, dtype):
+    cols = 100000 if dtype == "float32" else 40000
     for kind in KINDS:
-        check(norm, rows_of(kind, (1, 100000), dtype), norm.eps)
+        check(norm, rows_of(kind, (1, cols), dtype), norm.eps)
 
 
 @needs_longdouble

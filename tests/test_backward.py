@@ -149,6 +149,21 @@ def test_dresidual(norm, dtype):
     np.testing.assert_array_equal(zero.dx, plain.dx)
 
 
+def test_dresidual_with_dx_masked_out(norm):
+    """It says nothing about the parameters, and does no harm; contiguous or not."""
+    dy, x, weight = inputs((33, 129))
+    expected = norm.backward(dy, x, weight)
+    for dresidual in (random(x.shape, seed=8), random((33, 258), "float64", seed=8)[:, ::2]):
+        gradients = norm.backward(
+            dy, x, weight, dresidual=dresidual, output_mask=(False, True, True)
+        )
+        assert gradients.dx is None
+        np.testing.assert_allclose(gradients.dweight, expected.dweight, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(gradients.dbias, expected.dbias, rtol=1e-5, atol=1e-5)
+        nothing = norm.backward(dy, x, dresidual=dresidual, output_mask=(False, False, False))
+        assert nothing == (None, None, None)
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_half_dbias_is_rounded_once(norm, dtype):
     """The sum lies above a tie by less than float32 sees: through float32 it would be rounded down."""

@@ -116,6 +116,42 @@ def test_larger_than_any_cache(norm):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_writing_past_the_cache(norm, dtype, monkeypatch, threads):
+    """As above for every dtype, with the size from which it is done put down to nothing."""
+    launch = pytest.importorskip("npnorm.cpu.launch")
+    if np.isinf(launch.STREAMED):
+        pytest.skip("not done on this machine")
+    itemsize = DTYPES[dtype].itemsize
+    for cols in (8192 // itemsize, 8192 // itemsize + 1, 9001):
+        x, residual = random((35, cols), dtype, 1, offset=2.0), random((35, cols), dtype, 2)
+        # Rows of extreme size, and others, are done by a kernel that does not stream.
+        x[4:6] = (x[4:6].astype(np.float64) * SMALLEST[dtype]).astype(x.dtype)
+        x[20], x[34, 7] = 0.0, np.nan
+        given = parameters(cols, "weight and bias", dtype)
+        monkeypatch.setattr(launch, "STREAMED", np.inf)
+        expected = norm.forward(x, **given, return_stats=True)
+        added = norm.add(x, residual, **given)
+        monkeypatch.setattr(launch, "STREAMED", 0)
+        for count in (1, 3):
+            threads(count)
+            result = norm.forward(x, **given, return_stats=True)
+            assert_all_same(result._asdict(), expected._asdict())
+            assert_all_same(norm.add(x, residual, **given)._asdict(), added._asdict())
+        # Rows that start and end anywhere in a line of the cache, and neighbours that stay.
+        for width in (cols + 2, cols + 5, cols + 64):
+            base = poisoned((35, width), x.dtype)
+            out = base[:, 1 : cols + 1]
+            norm.forward(x, **given, out=out)
+            assert_same_bits(out, expected.y)
+            assert np.isnan(base[:, 0]).all() and np.isnan(base[:, cols + 1 :]).all()
+        for own in (x.copy(), x.copy()[::-1][::-1], x.copy()[:]):
+            norm.forward(own[...], **given, out=own)
+            assert_same_bits(np.array(own), expected.y)
+        over = residual.copy()
+        assert_same_bits(norm.add(x, over, **given, out=over).y, added.y)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout_of_x_and_dy(norm, dtype, layout):
     for shape in [(33, 129), (3, 7), (1, 4097), (5, 1), (0, 7), (7, 0), (2, 70001)]:
