@@ -97,11 +97,17 @@ def layer_norm(
     >>> mean, rstd.round(4)
     (array([[1.]]), array([[0.6325]]))
     """
+    if _is_simple(axis, weight_offset, round_before_weight, return_stats):
+        y = backend().quick_forward(True, x, None, weight, bias, eps, out)
+        if y is not None:
+            return y
     call = plan_forward(
         True, x, None, weight, bias, axis, eps, weight_offset, round_before_weight, out, None,
         return_stats,
     )  # fmt: skip
     y, _, mean, rstd = backend().forward(call)
+    if out is not None:
+        y = out
     return LayerNormResult(y, mean, rstd) if return_stats else y
 
 
@@ -129,8 +135,8 @@ def rms_norm(
     axis : int or tuple of int, default -1
         The trailing axes to normalize over, in any order.
     eps : float or None, default 1e-6
-        Added to the mean square; finite, not negative. None is the machine epsilon of the compute
-        dtype: of float64 when x or out is float64, else of float32.
+        Added to the mean square; finite, not negative. None is the machine epsilon of x's
+        compute dtype: of float64 for a float64 x, else of float32.
     weight_offset : float, default 0.0
         Added to `weight` in the compute dtype, as Gemma's ``1 + w``.
     round_before_weight : bool, default False
@@ -180,11 +186,17 @@ def rms_norm(
     >>> npnorm.rms_norm(np.array([3, 4, 5], np.float32)).round(4)
     array([0.7348, 0.9798, 1.2247], dtype=float32)
     """
+    if _is_simple(axis, weight_offset, round_before_weight, return_stats):
+        y = backend().quick_forward(False, x, None, weight, bias, eps, out)
+        if y is not None:
+            return y
     call = plan_forward(
         False, x, None, weight, bias, axis, eps, weight_offset, round_before_weight, out, None,
         return_stats,
     )  # fmt: skip
     y, _, _, rstd = backend().forward(call)
+    if out is not None:
+        y = out
     return RMSNormResult(y, rstd) if return_stats else y
 
 
@@ -243,11 +255,16 @@ def add_layer_norm(
     >>> y.round(4)
     array([ 0.6325, -1.2649,  1.2649, -0.6325], dtype=float32)
     """
+    if residual_out is None and _is_simple(axis, weight_offset, round_before_weight, return_stats):
+        both = backend().quick_forward(True, x, residual, weight, bias, eps, out)
+        if both is not None:
+            return AddNormResult(*both)
     call = plan_forward(
         True, x, residual, weight, bias, axis, eps, weight_offset, round_before_weight, out,
         residual_out, return_stats, True,
     )  # fmt: skip
     y, total, mean, rstd = backend().forward(call)
+    y, total = _given((out, residual_out), (y, total))
     if return_stats:
         return AddLayerNormStatsResult(y, total, mean, rstd)
     return AddNormResult(y, total)
@@ -307,11 +324,16 @@ def add_rms_norm(
     >>> y.round(4)
     array([0.7348, 0.9798, 1.2247], dtype=float32)
     """
+    if residual_out is None and _is_simple(axis, weight_offset, round_before_weight, return_stats):
+        both = backend().quick_forward(False, x, residual, weight, bias, eps, out)
+        if both is not None:
+            return AddNormResult(*both)
     call = plan_forward(
         False, x, residual, weight, bias, axis, eps, weight_offset, round_before_weight, out,
         residual_out, return_stats, True,
     )  # fmt: skip
     y, total, _, rstd = backend().forward(call)
+    y, total = _given((out, residual_out), (y, total))
     if return_stats:
         return AddRMSNormStatsResult(y, total, rstd)
     return AddNormResult(y, total)
@@ -394,14 +416,7 @@ def layer_norm_backward(
     call = plan_backward(
         True, dy, x, weight, mean, rstd, axis, eps, weight_offset, dresidual, output_mask, out
     )
-    if (mean is None) != (rstd is None):
-        known = layer_norm(x, axis=axis, eps=eps, return_stats=True)
-        call = call._replace(
-            plan=call.plan._replace(option=False),
-            mean=known.mean if mean is None else call.mean,
-            rstd=known.rstd if rstd is None else call.rstd,
-        )
-    return NormGradients(*backend().backward(call))
+    return NormGradients(*_given(out, backend().backward(call)))
 
 
 def rms_norm_backward(
@@ -473,4 +488,25 @@ def rms_norm_backward(
     call = plan_backward(
         False, dy, x, weight, None, rstd, axis, eps, weight_offset, dresidual, output_mask, out
     )
-    return NormGradients(*backend().backward(call))
+    return NormGradients(*_given(out, backend().backward(call)))
+
+
+def _given(out: tuple[Array | None, ...] | None, results: tuple[Array | None, ...]) -> tuple[Array | None, ...]:
+    """The outputs a caller gave, as those very objects, and the results where none were given."""
+    if out is None:
+        return results
+    return tuple(
+        result if given is None else given for given, result in zip(out, results, strict=True)
+    )
+
+
+def _is_simple(axis: Any, weight_offset: Any, round_before_weight: Any, return_stats: Any) -> bool:
+    """Whether the options of a forward call are the usual ones, exactly."""
+    return (
+        return_stats is False
+        and round_before_weight is False
+        and type(axis) is int
+        and axis == -1
+        and type(weight_offset) is float
+        and weight_offset == 0.0
+    )

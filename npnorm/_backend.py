@@ -1,18 +1,21 @@
-"""Which backend an array belongs to."""
+"""The backend, which does what a plan says."""
 
 from types import ModuleType
 
-from ._threads import importing_or_compiling
+from ._locks import importing_or_compiling
 
 _launch: ModuleType | None = None
 
 
 def backend() -> ModuleType:
     """The backend of NumPy arrays, imported at the first call: it brings Numba."""
-    global _launch
-    if _launch is None:
-        with importing_or_compiling:
-            from .cpu import launch
+    return _launch or _imported()
 
-            _launch = launch
-    return _launch
+
+def _imported() -> ModuleType:
+    global _launch
+    with importing_or_compiling:
+        from .cpu import launch
+
+        _launch = launch
+    return launch

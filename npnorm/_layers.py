@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._api import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
-from ._plan import check_layer_input, checked_normalized_shape, checked_parameter_dtype
+from ._checks import check_layer_input, checked_normalized_shape, checked_parameter_dtype
 from ._results import Array, LayerNormResult, NormGradients, RMSNormResult
 
 
@@ -24,21 +24,25 @@ class _Norm:
         self.normalized_shape = checked_normalized_shape(normalized_shape)
         self.eps: Any = eps
         self.elementwise_affine = bool(elementwise_affine)
-        dtype = checked_parameter_dtype(dtype)
+        self._dtype = checked_parameter_dtype(dtype)
         self.weight: Array | None = None
         self.bias: Array | None = None
         if self.elementwise_affine:
-            self.weight = np.empty(self.normalized_shape, dtype)
+            self.weight = np.empty(self.normalized_shape, self._dtype)
             if bias:
-                self.bias = np.empty(self.normalized_shape, dtype)
+                self.bias = np.empty(self.normalized_shape, self._dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the weight to ones and the bias to zeros, in new arrays."""
+        """Set the weight to ones and the bias to zeros, in new arrays of the dtypes that they have."""
         if self.weight is not None:
-            self.weight = np.ones(self.normalized_shape, self.weight.dtype)
+            self.weight = np.ones(self.normalized_shape, self._dtype_of(self.weight))
         if self.bias is not None:
-            self.bias = np.zeros(self.normalized_shape, self.bias.dtype)
+            self.bias = np.zeros(self.normalized_shape, self._dtype_of(self.bias))
+
+    def _dtype_of(self, parameter: Any) -> np.dtype:
+        """The dtype of an array; the layer's for anything else that was assigned."""
+        return parameter.dtype if isinstance(parameter, np.ndarray) else self._dtype
 
     def _axes(self, x: Any) -> tuple[int, ...]:
         check_layer_input(x, self.normalized_shape)
@@ -157,7 +161,7 @@ class RMSNorm(_Norm):
     normalized_shape : int or tuple of int
         The lengths of the trailing axes to normalize over.
     eps : float or None, default 1e-6
-        Added to the mean square. None is the machine epsilon of the compute dtype.
+        Added to the mean square. None is the machine epsilon of x's compute dtype.
     elementwise_affine : bool, default True
         Whether there is a weight, and a bias if `bias` says so.
     bias : bool, default False

@@ -1,25 +1,21 @@
-"""Every check and every message: turns the arguments of a call into a frozen plan and checked arrays.
+"""A call's arguments, checked, and the plan they make. Nothing here allocates, computes or writes."""
 
-Nothing here allocates, computes or writes.
-"""
-
-import math
-import operator
-import sys
-from collections.abc import Sequence
-from numbers import Real
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from ._checks import (
+    check_overlap,
+    check_shape,
+    checked_array,
+    checked_eps,
+    checked_gradients,
+    checked_mask,
+    checked_offset,
+    checked_output,
+    checked_parameter,
+    compute_format,
+    trailing_axes,
+)
 from ._results import Array
-
-FORMATS: dict[np.dtype, str] = {
-    np.dtype(order + code): name
-    for code, name in (("f2", "float16"), ("f4", "float32"), ("f8", "float64"))
-    for order in "<>"
-}
-"""The supported dtypes that NumPy itself has, in either byte order; bfloat16 is added when it is first met."""
 
 
 class Plan(NamedTuple):
@@ -29,8 +25,8 @@ class Plan(NamedTuple):
     centered: bool
     double: bool
     """Whether the compute dtype is float64, not float32."""
-    option: bool
-    """Forward: round before the weight. Backward: recompute the statistics."""
+    rounding: bool
+    """Whether the normalized value is rounded before the weight."""
     x: str
     other: str | None
     """The format of the residual, or of dy."""
@@ -39,8 +35,12 @@ class Plan(NamedTuple):
     bias: str | None
     out: str | None
     """The format of y or dx."""
-    dweight: bool = False
-    dbias: bool = False
+    mean: str | None
+    rstd: str | None
+    """"float64" for statistics that a forward kernel keeps, or a backward kernel is given."""
+    dweight: str | None = None
+    dbias: str | None = None
+    """"float64", the format of sums over rows."""
     dresidual: str | None = None
 
 
@@ -58,7 +58,6 @@ class Forward(NamedTuple):
     """How many trailing axes are normalized."""
     eps: float
     weight_offset: float
-    return_stats: bool
 
 
 class Backward(NamedTuple):
@@ -100,24 +99,24 @@ def plan_forward(
     residual_format = out_format = None
     if fused:
         residual, residual_format = checked_array("residual", residual)
-        _check_shape("residual", residual, x.shape, "the shape of `x`")
-    weight, weight_format = _checked_parameter("weight", weight, shape)
-    bias, bias_format = _checked_parameter("bias", bias, shape)
-    weight_offset = _checked_offset(weight_offset, weight)
+        check_shape("residual", residual, x.shape, "the shape of `x`")
+    weight, weight_format = checked_parameter("weight", weight, shape)
+    bias, bias_format = checked_parameter("bias", bias, shape)
+    weight_offset = checked_offset(weight_offset, weight)
     if out is not None:
-        out_format = _checked_output("out", out, x.shape)
+        out, out_format = checked_output("out", out, x.shape)
     double = x_format == "float64" or out_format == "float64"
-    eps = _checked_eps(eps, centered, double)
+    eps = checked_eps(eps, centered, x_format)
     if residual_out is not None:
-        sum_format = _checked_output("residual_out", residual_out, x.shape)
+        residual_out, sum_format = checked_output("residual_out", residual_out, x.shape)
         if sum_format != x_format:
             raise ValueError(
                 f"`residual_out` must have the dtype of `x`, {x_format}; got {residual_out.dtype}"
             )
     if out is not None or residual_out is not None:
         inputs = {"x": x, "residual": residual, "weight": weight, "bias": bias}
-        _check_overlap("out", out, {**inputs, "residual_out": residual_out}, ("x", "residual"))
-        _check_overlap("residual_out", residual_out, inputs, ("x", "residual"))
+        check_overlap("out", out, {**inputs, "residual_out": residual_out}, ("x", "residual"))
+        check_overlap("residual_out", residual_out, inputs, ("x", "residual"))
     plan = Plan(
         False,
         centered,
@@ -125,13 +124,13 @@ def plan_forward(
         bool(round_before_weight),
         x_format,
         residual_format,
-        _compute_format(double) if weight_offset else weight_format,
+        compute_format(double) if weight_offset else weight_format,
         bias_format,
         out_format or x_format,
+        "float64" if return_stats and centered else None,
+        "float64" if return_stats else None,
     )
-    return Forward(
-        plan, x, residual, weight, bias, out, residual_out, axes, eps, weight_offset, bool(return_stats)
-    )
+    return Forward(plan, x, residual, weight, bias, out, residual_out, axes, eps, weight_offset)
 
 
 def plan_backward(
@@ -153,48 +152,50 @@ def plan_backward(
     x, x_format = checked_array("x", x)
     axes = trailing_axes(axis, x.ndim)
     shape = x.shape[x.ndim - axes :]
-    _check_shape("dy", dy, x.shape, "the shape of `x`")
-    weight, weight_format = _checked_parameter("weight", weight, shape)
-    weight_offset = _checked_offset(weight_offset, weight)
+    check_shape("dy", dy, x.shape, "the shape of `x`")
+    weight, weight_format = checked_parameter("weight", weight, shape)
+    weight_offset = checked_offset(weight_offset, weight)
     kept = x.shape[: x.ndim - axes] + (1,) * axes
     rule = "the shape of the statistics that `return_stats=True` gives"
     if mean is not None:
         mean, _ = checked_array("mean", mean)
-        _check_shape("mean", mean, kept, rule)
+        check_shape("mean", mean, kept, rule)
     if rstd is not None:
         rstd, _ = checked_array("rstd", rstd)
-        _check_shape("rstd", rstd, kept, rule)
+        check_shape("rstd", rstd, kept, rule)
     dresidual_format = None
     if dresidual is not None:
         dresidual, dresidual_format = checked_array("dresidual", dresidual)
-        _check_shape("dresidual", dresidual, x.shape, "the shape of `x`")
-    mask = _checked_mask(output_mask, weight)
-    outputs, formats = _checked_gradients(out, mask, x.shape, shape)
+        check_shape("dresidual", dresidual, x.shape, "the shape of `x`")
+    mask = checked_mask(output_mask, weight)
+    outputs, formats = checked_gradients(out, mask, x.shape, shape)
     double = (
         "float64" in (x_format, dy_format, *formats)
         or dresidual_format == "float64"
         or weight_format == "float64"  # dweight's dtype; wanted or not, so that dx has the same bits
     )
-    eps = _checked_eps(eps, centered, double)
+    eps = checked_eps(eps, centered, x_format)
     if out is not None:
         inputs = {"dy": dy, "x": x, "weight": weight, "mean": mean, "rstd": rstd, "dresidual": dresidual}
-        _check_overlap("out[0]", outputs[0], inputs, ("dy", "x", "dresidual"))
-        _check_overlap("out[1]", outputs[1], {**inputs, "out[0]": outputs[0]}, ())
-        _check_overlap(
+        check_overlap("out[0]", outputs[0], inputs, ("dy", "x", "dresidual"))
+        check_overlap("out[1]", outputs[1], {**inputs, "out[0]": outputs[0]}, ())
+        check_overlap(
             "out[2]", outputs[2], {**inputs, "out[0]": outputs[0], "out[1]": outputs[1]}, ()
         )
     plan = Plan(
         True,
         centered,
         double,
-        rstd is None or (centered and mean is None),
+        False,
         x_format,
         dy_format,
-        _compute_format(double) if weight_offset else weight_format,
+        compute_format(double) if weight_offset else weight_format,
         None,
         (formats[0] or x_format) if mask[0] else None,
-        mask[1],
-        mask[2],
+        None if mean is None else "float64",
+        None if rstd is None else "float64",
+        "float64" if mask[1] else None,
+        "float64" if mask[2] else None,
         dresidual_format if mask[0] else None,
     )
     return Backward(
@@ -213,237 +214,3 @@ def plan_backward(
     )
 
 
-def format_of(dtype: np.dtype) -> str | None:
-    """The name of a supported dtype, or None."""
-    name = FORMATS.get(dtype)
-    if name is None and dtype.name == "bfloat16" and dtype.itemsize == 2:
-        FORMATS[dtype] = name = "bfloat16"
-    return name
-
-
-def checked_array(name: str, value: Any) -> tuple[Array, str]:
-    """The value as a plain NumPy array of a supported dtype, not copied if it is an array, and its format."""
-    if type(value) is not np.ndarray:
-        if _is_masked(value):
-            raise TypeError(
-                f"`{name}` must not be a masked array, since its mask would be ignored; got "
-                f"{type(value).__name__}: write {name}.filled(0) or {name}.data"
-            )
-        value = np.asarray(value)
-    found = format_of(value.dtype)
-    if found is None:
-        remedy = (
-            "norm its real and imaginary parts, or its absolute value"
-            if value.dtype.kind == "c"
-            else f"write np.asarray({name}).astype(np.float32)"
-        )
-        raise TypeError(
-            f"`{name}` must have dtype float16, bfloat16, float32 or float64; got {value.dtype}: {remedy}"
-        )
-    return value, found
-
-
-def _is_masked(value: Any) -> bool:
-    masked = sys.modules.get("numpy.ma")  # not imported: there are no masked arrays
-    return masked is not None and isinstance(value, masked.MaskedArray)
-
-
-def trailing_axes(axis: Any, ndim: int) -> int:
-    """How many trailing axes `axis` names."""
-    if axis == -1 and ndim and type(axis) is int:
-        return 1
-    axes = axis if isinstance(axis, Sequence) and not isinstance(axis, str) else (axis,)
-    try:
-        numbers = [operator.index(a) for a in axes]
-    except TypeError:
-        raise TypeError(f"`axis` must be an int or a tuple of ints; got {axis!r}") from None
-    if not numbers:
-        raise ValueError("`axis` must name at least one axis; got ()")
-    for number in numbers:
-        if not -ndim <= number < ndim:
-            raise np.exceptions.AxisError(number, ndim, "`axis` of `x`")
-    named = sorted(number % ndim for number in numbers)
-    if len(set(named)) != len(named):
-        raise ValueError(f"`axis` must not name an axis twice; got {axis!r} for a {ndim}-d `x`")
-    if named != list(range(ndim - len(named), ndim)):
-        raise ValueError(
-            f"`axis` must name the trailing axes of `x`; got {axis!r} for a {ndim}-d `x`: move them to the end "
-            f"with np.moveaxis(x, {tuple(named)}, {tuple(range(-len(named), 0))}), and y back"
-        )
-    return len(named)
-
-
-def checked_normalized_shape(shape: Any) -> tuple[int, ...]:
-    """A layer's `normalized_shape` as a tuple."""
-    rule = "`normalized_shape` must be an int or a tuple of ints, the lengths of the trailing axes"
-    lengths = shape if isinstance(shape, Sequence) and not isinstance(shape, str) else (shape,)
-    try:
-        numbers = tuple(operator.index(length) for length in lengths)
-    except TypeError:
-        raise TypeError(f"{rule}; got {shape!r}") from None
-    if not numbers or min(numbers) < 0:
-        raise ValueError(f"{rule}, at least one and none negative; got {shape!r}")
-    return numbers
-
-
-def checked_parameter_dtype(dtype: Any) -> np.dtype:
-    """A layer's dtype."""
-    dtype = np.dtype(dtype)
-    if format_of(dtype) is None:
-        raise TypeError(f"`dtype` must be float16, bfloat16, float32 or float64; got {dtype}")
-    return dtype
-
-
-def check_layer_input(x: Any, shape: tuple[int, ...]) -> None:
-    """Whether the trailing axes of a layer's input are its `normalized_shape`."""
-    got = np.shape(x)
-    if got[len(got) - len(shape) :] != shape or len(got) < len(shape):
-        raise ValueError(
-            f"`x` must end in the axes {shape}, the layer's `normalized_shape`; got shape {got}"
-        )
-
-
-def _checked_parameter(
-    name: str, value: Any, shape: tuple[int, ...]
-) -> tuple[Array | None, str | None]:
-    if value is None:
-        return None, None
-    value, found = checked_array(name, value)
-    _check_shape(name, value, shape, "the shape of the normalized axes of `x`")
-    return value, found
-
-
-def _compute_format(double: bool) -> str:
-    return "float64" if double else "float32"
-
-
-def _check_shape(name: str, array: Array, shape: tuple[int, ...], rule: str) -> None:
-    if array.shape != shape:
-        raise ValueError(f"`{name}` must have shape {shape}, {rule}; got {array.shape}")
-
-
-def _checked_number(name: str, value: Any, rule: str) -> float:
-    if type(value) is float:
-        return value
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
-        raise TypeError(f"`{name}` must be {rule}; got {value!r}")
-    try:
-        return float(value)
-    except OverflowError:
-        raise ValueError(f"`{name}` must be {rule}; got {value!r}") from None
-
-
-def _checked_eps(eps: Any, centered: bool, double: bool) -> float:
-    rule = "a finite real number that is not negative"
-    if eps is None and not centered:
-        return float(np.finfo(np.float64 if double else np.float32).eps)
-    number = _checked_number("eps", eps, rule)
-    if not 0.0 <= number < math.inf:
-        raise ValueError(f"`eps` must be {rule}; got {eps!r}")
-    return number
-
-
-def _checked_offset(offset: Any, weight: Array | None) -> float:
-    number = _checked_number("weight_offset", offset, "a finite real number")
-    if not math.isfinite(number):
-        raise ValueError(f"`weight_offset` must be a finite real number; got {offset!r}")
-    if number and weight is None:
-        raise ValueError(
-            f"`weight_offset` is added to `weight`, which is None; got {offset!r}: pass a weight of zeros"
-        )
-    return number
-
-
-def _checked_output(name: str, array: Any, shape: tuple[int, ...]) -> str:
-    if not isinstance(array, np.ndarray) or _is_masked(array):
-        raise TypeError(f"`{name}` must be a NumPy array; got {type(array).__name__}")
-    found = format_of(array.dtype)
-    if found is None:
-        raise ValueError(
-            f"`{name}` must have dtype float16, bfloat16, float32 or float64; got {array.dtype}"
-        )
-    _check_shape(name, array, shape, "the shape of the result")
-    if not array.flags.writeable:
-        raise ValueError(f"`{name}` must be writable; got a read-only array: pass a copy of it")
-    if not array.flags.c_contiguous and _repeats_elements(array):
-        raise ValueError(
-            f"`{name}` must not repeat its own elements; got strides {array.strides}: pass a copy of it"
-        )
-    return found
-
-
-def _repeats_elements(array: Array) -> bool:
-    """Whether elements of an array may share memory with each other, as no slice of an array's do."""
-    reach = array.itemsize
-    for step, length in sorted(zip(map(abs, array.strides), array.shape, strict=True)):
-        if length > 1:
-            if step < reach:
-                return True
-            reach += step * (length - 1)
-    return False
-
-
-def _checked_mask(mask: Any, weight: Array | None) -> tuple[bool, bool, bool]:
-    if mask is None:
-        return True, weight is not None, weight is not None
-    if not isinstance(mask, Sequence | np.ndarray) or len(mask) != 3:
-        raise ValueError(
-            f"`output_mask` must be three bools, for dx, dweight and dbias; got {mask!r}"
-        )
-    if not all(isinstance(wanted, bool | np.bool_) for wanted in mask):
-        raise TypeError(f"`output_mask` must be three bools; got {mask!r}")
-    return bool(mask[0]), bool(mask[1]), bool(mask[2])
-
-
-def _checked_gradients(
-    out: Any, mask: tuple[bool, bool, bool], x_shape: tuple[int, ...], shape: tuple[int, ...]
-) -> tuple[tuple[Array | None, Array | None, Array | None], list[str | None]]:
-    """The arrays of a backward `out`, and their formats."""
-    if out is None:
-        return (None, None, None), [None, None, None]
-    if not isinstance(out, tuple) or len(out) != 3:
-        raise ValueError(
-            f"`out` must be a tuple of three arrays or None, for dx, dweight and dbias; got {out!r}"
-        )
-    formats: list[str | None] = [None, None, None]
-    for i, (array, wanted) in enumerate(zip(out, mask, strict=True)):
-        if array is None:
-            continue
-        if not wanted:
-            raise ValueError(
-                f"`out[{i}]` must be None, since `output_mask[{i}]` is False; got an array: mask it in or pass None"
-            )
-        formats[i] = _checked_output(f"out[{i}]", array, shape if i else x_shape)
-    return (out[0], out[1], out[2]), formats
-
-
-def _check_overlap(
-    name: str, out: Array | None, others: dict[str, Array | None], identical: tuple[str, ...]
-) -> None:
-    """Refuse an output that overlaps another array, unless it may be, and is, exactly that array."""
-    if out is None:
-        return
-    for other_name, other in others.items():
-        if other is None or (other is out and other_name in identical):
-            continue
-        if not np.may_share_memory(out, other) or not _shares_memory(out, other):
-            continue
-        if other_name in identical and _same_memory(out, other):
-            continue
-        raise ValueError(
-            f"`{name}` must not overlap `{other_name}`"
-            + (" in part" if other_name in identical else "")
-            + f"; got arrays that share memory: pass a copy of `{other_name}` or another output"
-        )
-
-
-def _shares_memory(a: Array, b: Array) -> bool:
-    try:
-        return np.shares_memory(a, b, max_work=100_000)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return True
-
-
-def _same_memory(a: Array, b: Array) -> bool:
-    here, there = a.__array_interface__["data"][0], b.__array_interface__["data"][0]
-    return here == there and a.strides == b.strides and a.itemsize == b.itemsize

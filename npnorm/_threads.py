@@ -1,21 +1,9 @@
-"""How many threads npnorm may use, and what no thread may do while another forks."""
+"""How many threads npnorm may use."""
 
-import logging  # noqa: F401  its own lock at a fork must be taken after ours: a compilation logs
 import operator
 import os
-import threading
 
 from .cpu.machine import usable_cpus
-
-importing_or_compiling = threading.RLock()
-"""Held while Numba is imported or compiles. No process may fork then: its child would wait for ever."""
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=importing_or_compiling.acquire,
-        after_in_parent=importing_or_compiling.release,
-        after_in_child=importing_or_compiling.release,
-    )
 
 _chosen: int | None = None
 
@@ -65,8 +53,9 @@ def get_num_threads() -> int:
     global _chosen
     if _chosen is None:
         value = os.environ.get("NPNORM_NUM_THREADS", "").strip()
-        number = int(value) if value.isdigit() else value
-        _chosen = _checked("NPNORM_NUM_THREADS", number) if value else usable_cpus()
+        if not value:
+            return usable_cpus()  # which may change at any time
+        _chosen = _checked("NPNORM_NUM_THREADS", int(value) if value.isdecimal() else value)
     return _chosen
 
 

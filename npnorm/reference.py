@@ -220,7 +220,7 @@ def _norm(centered, x, weight, bias, axis, eps, weight_offset, round_before_weig
         _rows(x, axis),
         _scale(weight, weight_offset, compute),
         0.0 if bias is None else _vector(bias, compute),
-        _epsilon(eps, compute),
+        _epsilon(eps, x.dtype),
         centered,
         x.dtype if round_before_weight else None,
     )
@@ -252,7 +252,7 @@ def _gradients(
         None if mean is None else np.asarray(mean, np.float64).reshape(-1, 1),
         None if rstd is None else np.asarray(rstd, np.float64).reshape(-1, 1),
         0.0 if dresidual is None else _rows(np.asarray(dresidual), axis),
-        _epsilon(eps, compute),
+        _epsilon(eps, x.dtype),
         centered,
     )
     shapes = (x.shape,) + 2 * (x.shape[-_count(axis) :],)
@@ -353,9 +353,9 @@ def _compute_dtype(*dtypes):
     return np.dtype(np.float64 if any(d.name == "float64" for d in dtypes) else np.float32)
 
 
-def _epsilon(eps, compute):
-    """eps, or the machine epsilon of the compute dtype for None; a float64 scalar."""
-    return np.float64(np.finfo(compute).eps if eps is None else eps)
+def _epsilon(eps, dtype):
+    """eps, or for None the machine epsilon of the compute dtype of an x of `dtype`; a float64 scalar."""
+    return np.float64(np.finfo(_compute_dtype(dtype)).eps if eps is None else eps)
 
 
 def _vector(parameter, compute):

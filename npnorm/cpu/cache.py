@@ -10,8 +10,10 @@ import hashlib
 import os
 import pickle
 import sys
+import sysconfig
 import tempfile
 import warnings
+from functools import cache
 from pathlib import Path
 
 import llvmlite
@@ -28,7 +30,7 @@ def folders():
     """The folders to look in, the first that can be written being the one to write to."""
     chosen = os.environ.get("NPNORM_CACHE_DIR")
     if chosen:
-        return [Path(chosen)]
+        return [Path(chosen).expanduser()]
     if sys.platform == "win32":
         user = os.environ.get("LOCALAPPDATA") or Path.home()
     else:
@@ -47,6 +49,25 @@ class KernelCache(_Cache):
         return str(folders()[0])
 
     def load_overload(self, sig, target_context):
+        try:
+            kernel = self._loaded(sig, target_context)
+        except Exception as error:  # a damaged file, or another Numba than this was written for
+            _warn(f"one cannot be loaded ({error!r}) and is compiled anew")
+            kernel = None
+        if kernel is None:
+            target_context.refresh()
+        return kernel
+
+    def save_overload(self, sig, data):
+        try:
+            self._save(sig, data)
+        except Exception as error:
+            _warn(
+                f"one cannot be saved ({error}) and is compiled in every process. "
+                "Set NPNORM_CACHE_DIR to a folder that can be written"
+            )
+
+    def _loaded(self, sig, target_context):
         name = self._file_name(sig, target_context)
         for folder in folders():
             try:
@@ -55,29 +76,24 @@ class KernelCache(_Cache):
                 continue
             content = sealed[SEAL:]
             if _seal(name, content) != sealed[:SEAL]:
-                _warn(f"the file {name} in {folder} is damaged")
+                _warn(f"the file {name} in {folder} is damaged and is compiled anew")
                 continue
-            try:
-                # Loaded code needs the runtime alone; target_context.refresh() would cost 0.5 s (it
-                # fills type registries).
-                rtsys.initialize(target_context)
-                return CompileResult._rebuild(target_context, *pickle.loads(content))
-            except Exception as error:
-                _warn(f"the file {name} in {folder} cannot be loaded ({error!r})")
-        target_context.refresh()
+            # Loaded code needs the runtime alone; target_context.refresh() would cost 0.5 s (it
+            # fills type registries).
+            rtsys.initialize(target_context)
+            return CompileResult._rebuild(target_context, *pickle.loads(content))
         return None
 
-    def save_overload(self, sig, data):
+    def _save(self, sig, data):
         content = dumps(data._reduce())
         name = self._file_name(sig, data.target_context)
         failure = None
         for folder in folders():
             try:
-                _write(folder, name, _seal(name, content) + content)
-                return
+                return _write(folder, name, _seal(name, content) + content)
             except OSError as error:
                 failure = error
-        _warn(f"no kernel could be saved ({failure})")
+        raise failure
 
     def enable(self):
         pass
@@ -93,24 +109,24 @@ class KernelCache(_Cache):
             self._key,
             str(sig),
             target_context.codegen().magic_tuple(),
-            (sys.version_info[:2], numba.__version__, llvmlite.__version__, os.environ.get("NUMBA_OPT")),
+            (sysconfig.get_config_var("SOABI"), numba.__version__, llvmlite.__version__),
+            [getattr(numba.config, name, None) for name in SETTINGS],
             _sources(),
         )
         return f"npnorm-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.nbc"
 
 
+SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX", "DEBUGINFO_DEFAULT")
+"""Numba's settings, from NUMBA_* variables, that change the code of a kernel."""
+
+
+@cache
 def _sources():
-    """A hash of every source file that kernels are made of."""
-    global _source_hash
-    if _source_hash is None:
-        found = hashlib.sha256()
-        for name in ("elements.py", "rows.py", "kernels.py"):
-            found.update((Path(__file__).parent / name).read_bytes())
-        _source_hash = found.hexdigest()
-    return _source_hash
-
-
-_source_hash: str | None = None
+    """A hash of every source file here, since kernels are made of most of them."""
+    found = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def _seal(name, content):
@@ -121,7 +137,7 @@ def _seal(name, content):
 def _write(folder, name, content):
     """Write a file at once, so that no reader ever sees half of it."""
     folder.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=name)
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix="npnorm-", suffix=".tmp.nbc")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -132,16 +148,11 @@ def _write(folder, name, content):
         raise
 
 
-def _warn(reason):
+def _warn(what):
     global _warned
     if not _warned:
         _warned = True
-        warnings.warn(
-            f"npnorm compiles its kernels in memory: {reason}. Set NPNORM_CACHE_DIR to a "
-            "folder that can be written to keep compiled kernels.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        warnings.warn(f"npnorm's cache of compiled kernels: {what}.", RuntimeWarning, stacklevel=2)
 
 
 _warned = False

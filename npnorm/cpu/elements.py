@@ -1,4 +1,4 @@
-"""What kernels are made of: rows of arrays, and elements moved between memory and the compute dtype.
+"""Elements moved between memory and the compute dtype, and lines of the cache.
 
 An array of float16 arrives as int16 and one of bfloat16 as uint16, since Numba knows neither: the
 integer type names the format. Conversions are LLVM code of a single width without branches, so the
@@ -11,10 +11,11 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
+from .arrays import LINE
+
 HALF, BFLOAT = types.int16, types.uint16
 _I16, _I32 = ir.IntType(16), ir.IntType(32)
 _F16, _F32, _F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
-LINE = 64  # bytes of a cache line
 _OUTPUTS = 6  # the most arrays that one loop writes
 
 
@@ -24,62 +25,7 @@ def has_half_instructions():
     return triple.startswith(("aarch64", "arm64")) or "+f16c" in features.split(",")
 
 
-# Rows
-
-
-@intrinsic
-def row(typingctx, array, index):
-    """Row `index` of a 3-d array whose last axis is contiguous, as a C-contiguous vector; None of None."""
-    if isinstance(array, types.NoneType):
-        return array(array, types.intp), lambda context, builder, signature, args: args[0]
-    vector = types.Array(array.dtype, 1, "C", readonly=not array.mutable)
-
-    def codegen(context, builder, signature, args):
-        source = context.make_array(array)(context, builder, args[0])
-        strides = cgutils.unpack_tuple(builder, source.strides)
-        _, length, size = cgutils.unpack_tuple(builder, source.shape)
-        # Nearly always the first axis has length 1: a branch is cheaper than a 64-bit division a
-        # row.
-        outer = cgutils.alloca_once_value(builder, ir.Constant(args[1].type, 0))
-        with builder.if_then(builder.icmp_signed(">=", args[1], length), likely=False):
-            builder.store(builder.sdiv(args[1], length), outer)
-        outer = builder.load(outer)
-        inner = builder.sub(args[1], builder.mul(outer, length))
-        offset = builder.add(builder.mul(outer, strides[0]), builder.mul(inner, strides[1]))
-        data = cgutils.pointer_add(builder, source.data, offset)
-        return _vector(context, builder, vector, data, size)
-
-    return vector(array, types.intp), codegen
-
-
-@intrinsic
-def part(typingctx, vector, start, size):
-    """vector[start : start + size] of a C-contiguous vector, without a look at the bounds; None of None."""
-
-    def codegen(context, builder, signature, args):
-        if isinstance(vector, types.NoneType):
-            return args[0]
-        source = context.make_array(vector)(context, builder, args[0])
-        return _vector(context, builder, vector, builder.gep(source.data, [args[1]]), args[2])
-
-    return vector(vector, types.intp, types.intp), codegen
-
-
-@intrinsic(prefer_literal=True)
-def stack_like(typingctx, vector, size):
-    """A vector of `size` (a literal) elements of the vector's format, on the stack."""
-    if not isinstance(size, types.IntegerLiteral):
-        return None
-    result = types.Array(vector.dtype, 1, "C")
-
-    def codegen(context, builder, signature, args):
-        element = context.get_data_type(vector.dtype)
-        room = cgutils.alloca_once(builder, ir.ArrayType(element, size.literal_value))
-        room.align = LINE
-        data = builder.bitcast(room, element.as_pointer())
-        return _vector(context, builder, result, data, args[1])
-
-    return result(vector, size), codegen
+# Lines of the cache
 
 
 @intrinsic
@@ -144,15 +90,6 @@ def prefetch(typingctx, vector, j):
         return context.get_dummy_value()
 
     return types.none(vector, types.intp), codegen
-
-
-def _vector(context, builder, vector, data, size):
-    itemsize = context.get_constant(types.intp, context.get_abi_sizeof(data.type.pointee))
-    out = context.make_array(vector)(context, builder)
-    context.populate_array(
-        out, data=data, shape=[size], strides=[itemsize], itemsize=itemsize, meminfo=None
-    )
-    return out._getvalue()
 
 
 # Elements. Inputs are declared not to alias outputs, and outputs not each other: the run-time

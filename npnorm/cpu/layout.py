@@ -1,17 +1,15 @@
 """Arrays as rows: as views where strides allow it, else a few rows at a time through a buffer."""
 
-import math
-
 import numpy as np
 
 BUFFER = 32768  # elements of a buffer: 128 KB of float32, half of the smallest level-2 cache in use
 
 
-def row_view(array, axes, rows, cols):
-    """The array as (outer, inner, cols), outer·inner = rows, cols contiguous; None if it cannot be."""
+def row_view(array, axes, cols):
+    """The array as kernels take it: contiguous, or (outer, inner, cols) with cols contiguous; None if it cannot be."""
     flags = array.flags
     if flags.c_contiguous and flags.aligned and array.dtype.isnative:
-        return as_elements(array).reshape(1, rows, cols)
+        return array
     if not (flags.aligned and array.dtype.isnative):
         return None
     lead = _merged(array.shape[:-axes], array.strides[:-axes])
@@ -20,7 +18,7 @@ def row_view(array, axes, rows, cols):
         return None
     lead = [(1, 0)] * (2 - len(lead)) + lead
     return np.lib.stride_tricks.as_strided(
-        as_elements(array),
+        array,
         (lead[0][0], lead[1][0], cols),
         (lead[0][1], lead[1][1], array.itemsize),
         writeable=flags.writeable,
@@ -40,43 +38,46 @@ def _merged(shape, strides):
     return merged
 
 
-def as_elements(array):
-    """16-bit floats as the integers that kernels take them for."""
-    if array.itemsize != 2:
-        return array
-    return array.view(np.int16 if array.dtype.kind == "f" else np.uint16)
+def column_range(view, rows, cols, start, stop):
+    """Columns start to stop of a view as kernels take it; None of None."""
+    if view is None:
+        return None
+    if view.flags.c_contiguous:
+        view = view.reshape(1, rows, cols)
+    return view[:, :, start:stop]
 
 
 class Rows:
     """Rows of an array for kernels: parts of a view, or copies of a few rows where there is no view that can be cut."""
 
-    def __init__(self, array, view, axes):
-        self.view = view
-        if view is None:
+    def __init__(self, array, axes, rows, cols):
+        view = row_view(array, axes, cols)
+        if view is not None and view.flags.c_contiguous:
+            view = view.reshape(1, rows, cols)
+        # A view whose rows run along two axes cannot be cut into ranges of rows.
+        self.view = view if view is not None and len(view) == 1 else None
+        if self.view is None:
             self.lead = array.shape[:-axes] or (1,)
             self.shape = array.shape[-axes:]
             self.array = array.reshape(self.lead + self.shape) if array.ndim == axes else array
 
     def read(self, start, stop):
-        """Rows start to stop as (1, stop - start, cols), to be read."""
+        """Rows start to stop, to be read."""
         if self.view is not None:
             return self.view[:, start:stop]
         rows = self.array[self._index(start, stop)]
-        rows = np.require(rows, rows.dtype.newbyteorder("="), ["C", "A"])
-        return as_elements(rows).reshape(1, stop - start, -1)
+        return np.require(rows, rows.dtype.newbyteorder("="), ["C", "A"])
 
     def buffer(self, start, stop):
         """Room for rows start to stop, to be written and then given to `write`."""
         if self.view is not None:
             return self.view[:, start:stop]
-        rows = np.empty((1, stop - start, math.prod(self.shape)), self.array.dtype.newbyteorder("="))
-        return as_elements(rows)
+        return np.empty((stop - start, *self.shape), self.array.dtype.newbyteorder("="))
 
     def write(self, start, stop, rows):
         """Put the rows of a buffer in their places."""
         if self.view is None:
-            rows = rows.view(self.array.dtype.newbyteorder("="))
-            self.array[self._index(start, stop)] = rows.reshape(stop - start, *self.shape)
+            self.array[self._index(start, stop)] = rows
 
     def _index(self, start, stop):
         if len(self.lead) == 1:

@@ -1,13 +1,15 @@
-"""What the machine offers: CPUs, caches, instructions. Nothing here imports Numba."""
+"""What the machine offers: CPUs and caches. Nothing here imports Numba."""
 
 import math
 import os
+import platform
+from functools import cache
 from glob import glob
 
 
 def streaming_size():
     """Bytes from which an output is better written past the cache: half of the largest cache's."""
-    if hasattr(os, "uname") and os.uname().machine != "x86_64":
+    if platform.machine().lower() not in ("x86_64", "amd64"):
         return math.inf  # only x86-64 has the instructions that kernels use for it
     sizes = [_read_size(path) for path in glob("/sys/devices/system/cpu/cpu0/cache/index*/size")]
     return (max(sizes, default=0) or 2**25) // 2
@@ -29,6 +31,7 @@ def usable_cpus():
     return count if quota is None else max(1, min(count, quota))
 
 
+@cache
 def _cgroup_quota():
     """The CPUs that the container's quota amounts to, rounded up; None without one. cgroup v2, then v1."""
     quotas = []

@@ -7,6 +7,7 @@ child, and runs serially when entered from one of its own threads.
 
 import os
 import threading
+import time
 from collections import deque
 from queue import SimpleQueue
 
@@ -22,7 +23,10 @@ class _Pool:
             while len(self.threads) < count:
                 name = f"npnorm-{len(self.threads)}"
                 thread = threading.Thread(target=_serve, args=(self.queue,), name=name, daemon=True)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:  # no more threads, or the interpreter ends: fewer will do
+                    return
                 self.threads.append(thread)
 
 
@@ -37,6 +41,7 @@ class _Batch:
         self.finished = threading.Lock()
         self.finished.acquire()
         self.error = None
+        self.helpers = 0
 
     def work(self):
         while True:
@@ -54,6 +59,21 @@ class _Batch:
                 if self.left == 0:
                     self.finished.release()
 
+    def help(self):
+        with self.lock:
+            self.helpers += 1
+        try:
+            self.work()
+        finally:
+            with self.lock:
+                self.helpers -= 1
+
+    def give_up(self):
+        """Drop the jobs that nobody has begun, and wait for the others."""
+        self.jobs.clear()
+        while self.helpers:
+            time.sleep(1e-3)
+
 
 def run(function, jobs, threads):
     """Call function(*job) for every job, on up to `threads` threads, and return when all are done."""
@@ -67,16 +87,23 @@ def run(function, jobs, threads):
     batch = _Batch(function, jobs)
     for _ in range(helpers):
         pool.queue.put(batch)
-    batch.work()
-    batch.finished.acquire()
-    if batch.error is not None:
-        raise batch.error
+    try:
+        batch.work()
+        batch.finished.acquire()
+    except BaseException:  # Ctrl-C: return when nobody writes any more
+        batch.give_up()
+        raise
+    try:
+        if batch.error is not None:
+            raise batch.error
+    finally:
+        del batch  # which the error's traceback would keep, with all arrays
 
 
 def _serve(queue):
     _here.serving = True
     while True:
-        queue.get().work()
+        queue.get().help()
 
 
 def _reset():

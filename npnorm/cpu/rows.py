@@ -1,4 +1,4 @@
-"""What is done to one row: its statistics, the normalized row, and the gradient through it.
+"""What is done to one row: its statistics, and the normalized row.
 
 Options are types, not values: a helper that is given None for `weight`, `scale` or `centered` is
 compiled without it. The float64 arithmetic of rows of extreme size uses the same helpers as the
@@ -14,17 +14,14 @@ import math
 import numpy as np
 from numba import njit
 
+from .arrays import LINE, part, stack_like
 from .elements import (
-    LINE,
     load,
-    part,
     prefetch,
     rounded,
     scaled,
     shifted,
-    stack_like,
     store,
-    stored,
     stream_line,
     to_line,
 )
@@ -34,6 +31,8 @@ STRICT = {"nogil": True, "forceinline": True, "error_model": "numpy", "fastmath"
 # Reductions alone may be reordered, and only their own additions: what they add up comes from
 # STRICT helpers.
 REDUCTION = {**STRICT, "fastmath": {"reassoc", "nsz", "contract"}}
+# Where one rounding less is as good: a multiplication and an addition in one instruction.
+CONTRACTED = {**STRICT, "fastmath": {"contract"}}
 
 LEAF = 4096
 """Columns that are summed at once. Leaves are added in order, so threads can share a row without changing a bit."""
@@ -58,6 +57,12 @@ def add_exactly(total, error, value):
     part_of_value = result - total
     lost = (total - (result - part_of_value)) + (value - part_of_value)
     return result, error + lost
+
+
+@njit(**CONTRACTED)
+def multiply_add(a, b, c):
+    """a·b + c."""
+    return a * b + c
 
 
 @njit(**STRICT)
@@ -172,25 +177,19 @@ def is_ordinary(rstd, double):
 
 
 @njit(**STRICT)
-def unscaled(scale, high, rstd, double):
-    """mean and rstd of an extreme row, as returned: the gradient sees by rstd that it is one."""
+def unscaled(scale, high, rstd):
+    """mean and rstd of an extreme float64 row, as returned: the gradient sees by rstd that it is one."""
     rstd = rstd * scale
-    limit = LIMIT if double is None else LIMIT_DOUBLE
-    if is_ordinary(rstd, double):  # rounding at the very limit
-        rstd = limit if rstd > 1.0 else 1.0 / limit
+    if is_ordinary(rstd, True):  # rounding at the very limit
+        rstd = LIMIT_DOUBLE if rstd > 1.0 else 1.0 / LIMIT_DOUBLE
     return high / scale, rstd
 
 
 @njit(**STRICT)
-def known_statistics(x, mean, rstd, i, eps, centered, double, recompute):
-    """`statistics`, or those that are given for row i, with the same bits."""
-    if recompute is not None:
-        return statistics(x, eps, centered, double)
-    if centered is None or double is None:
-        return mean[i], 0.0, rstd[i]
-    total, squares = row_sums(x, None, mean[i], double)
-    # The squares are looked at so that this loop is compiled as it is in `statistics`.
-    return mean[i], total / x.size if squares == squares else math.nan, rstd[i]
+def exact_statistics(x, eps, centered):
+    """mean and rstd of a row that is not float64, to the last digits of float64, as they are returned."""
+    mean, _, rstd = statistics(x, eps, centered, True)
+    return mean, rstd
 
 
 @njit(**STRICT)
@@ -209,66 +208,24 @@ def mean_pair(mean, low, centered, double):
     return high, in_compute_dtype((mean - np.float64(high)) + low, double)
 
 
-# Parameters of a row, in an array of 6: SCALE is 0 for an ordinary row.
-SCALE, HIGH, LOW, RSTD, MEAN_G, MEAN_GX = range(6)
-
-
-@njit(**STRICT)
-def put_ordinary_parameters(found, dy, x, weight, mean, low, rstd, centered, double):
-    """The parameters of an ordinary row, in float64 but exact in the compute dtype."""
-    high, low = mean_pair(mean, low, centered, double)
-    r = in_compute_dtype(rstd, double)
-    total, product = gradient_sums(dy, x, weight, None, high, low, r, double)
-    found[SCALE] = 0.0
-    found[RSTD] = r
-    found[MEAN_GX] = product / x.size
-    if centered is not None:
-        found[HIGH] = high
-        found[LOW] = low
-        found[MEAN_G] = total / x.size
-
-
-@njit(**STRICT)
-def put_extreme_parameters(found, dy, x, weight, eps, centered):
-    """The parameters of an extreme row, all used in float64."""
-    scale, high, low, rstd = extreme_statistics(x, eps, centered)
-    total, product = gradient_sums(dy, x, weight, scale, high, low, rstd, True)
-    found[SCALE] = scale
-    found[HIGH] = high
-    found[LOW] = low
-    found[RSTD] = rstd
-    found[MEAN_G] = total / x.size
-    found[MEAN_GX] = product / x.size
-
-
-@njit(**STRICT)
-def parameters_of(found, centered, double):
-    """high, low, rstd, mean(g) and mean(g·x̂) in the compute dtype; None for what RMSNorm has not."""
-    r = in_compute_dtype(found[RSTD], double)
-    mean_gx = in_compute_dtype(found[MEAN_GX], double)
-    if centered is None:
-        return None, None, r, None, mean_gx
-    return (
-        in_compute_dtype(found[HIGH], double),
-        in_compute_dtype(found[LOW], double),
-        r,
-        in_compute_dtype(found[MEAN_G], double),
-        mean_gx,
-    )
-
-
 # Elements of a row
 
 
 @njit(**STRICT)
-def normalized(x, j, scale, high, low, rstd):
-    """x̂[j] in the dtype of rstd."""
+def centred(x, j, scale, high, low, rstd):
+    """x[j]·scale - mean in the dtype of rstd."""
     value = load(x, j, rstd)
     if scale is not None:
         value = value * scale
     if high is not None:
         value = (value - high) - low
-    return value * rstd
+    return value
+
+
+@njit(**STRICT)
+def normalized(x, j, scale, high, low, rstd):
+    """x̂[j] in the dtype of rstd."""
+    return centred(x, j, scale, high, low, rstd) * rstd
 
 
 @njit(**STRICT)
@@ -287,32 +244,35 @@ def fetch(x):
 
 
 @njit(**STRICT)
+def flush(buffer, target):
+    """target = buffer, past the cache but for the lines that target shares with its neighbours."""
+    step = LINE // target.itemsize
+    head = min(to_line(target), target.size)
+    tail = head + (target.size - head) // step * step
+    for j in range(head):
+        target[j] = buffer[j]
+    for j in range(head, tail, step):
+        stream_line(buffer, target, j)
+    for j in range(tail, target.size):
+        target[j] = buffer[j]
+
+
+@njit(**STRICT)
 def stream_normalized(x, weight, bias, y, scale, high, low, rstd, rounding, following):
     """`write_normalized` with stores that go past the cache, while the row `following` is fetched.
 
     Ordinary stores read a line of y from memory before they write it. 4096 x 4096 of float32 took 1.95
     times a copy with those, 1.57 with these, and 1.31 with the next row on its way.
     """
-    head = min(to_line(y), x.size)
-    write_normalized(
-        part(x, 0, head), part(weight, 0, head), part(bias, 0, head), part(y, 0, head),
-        scale, high, low, rstd, rounding,
-    )  # fmt: skip
     buffer = stack_like(y, CHUNK)
-    step = LINE // y.itemsize
-    for start in range(head, x.size, CHUNK):
+    for start in range(0, x.size, CHUNK):
         size = min(CHUNK, x.size - start)
-        target = part(y, start, size)
         fetch(part(following, start, size))
         write_normalized(
             part(x, start, size), part(weight, start, size), part(bias, start, size), buffer,
             scale, high, low, rstd, rounding,
         )  # fmt: skip
-        lines = size // step * step
-        for j in range(0, lines, step):
-            stream_line(buffer, target, j)
-        for j in range(lines, size):
-            target[j] = buffer[j]
+        flush(buffer, part(y, start, size))
 
 
 @njit(**STRICT)
@@ -320,102 +280,3 @@ def write_sum(x, residual, out, zero):
     """out = x + residual, added in the dtype of `zero` and rounded once."""
     for j in range(x.size):
         store(out, j, shifted(load(x, j, zero), residual, j), 0)
-
-
-@njit(**REDUCTION)
-def gradient_leaf_sums(dy, x, weight, scale, high, low, rstd):
-    """The sums of g and g·x̂, g = dy·weight."""
-    total = 0.0
-    product = 0.0
-    for j in range(x.size):
-        g = scaled(load(dy, j, rstd), weight, j)
-        total += np.float64(g)
-        product += np.float64(g * normalized(x, j, scale, high, low, rstd))
-    return total, product
-
-
-@njit(**STRICT)
-def gradient_sums(dy, x, weight, scale, high, low, rstd, double):
-    """`gradient_leaf_sums` over a row, in the order of `row_sums`."""
-    leaf = LEAF if double is None else LEAF_DOUBLE
-    total = total_error = product = product_error = 0.0
-    for start in range(0, x.size, leaf):
-        size = min(leaf, x.size - start)
-        t, p = gradient_leaf_sums(
-            part(dy, start, size), part(x, start, size), part(weight, start, size),
-            scale, high, low, rstd,
-        )  # fmt: skip
-        if start == 0:
-            total, product = t, p
-        else:
-            total, total_error = add_exactly(total, total_error, t)
-            product, product_error = add_exactly(product, product_error, p)
-    return compensated(total, total_error), compensated(product, product_error)
-
-
-@njit(**STRICT)
-def accumulate(sums, j, value, double, output, error_output):
-    """sums[j] += value. For float64, sums[j + size/2] collects what that lost."""
-    if double is None:
-        store(sums, j, stored(sums, j, output) + np.float64(value), output)
-    else:
-        errors = part(sums, sums.size // 2, sums.size // 2)
-        total, error = add_exactly(stored(sums, j, output), stored(errors, j, error_output), value)
-        store(sums, j, total, output)
-        store(errors, j, error, error_output)
-
-
-@njit(**STRICT)
-def accumulate_two(sums, j, value, value_2, output):
-    """sums[j] += value; sums[j] += value_2."""
-    total = stored(sums, j, output) + np.float64(value)
-    store(sums, j, total + np.float64(value_2), output)
-
-
-@njit(**STRICT)
-def gradient(g, normal, scale, rstd, mean_g, mean_gx):
-    """(g - mean(g) - x̂·mean(g·x̂))·rstd, times the scale that rstd lacks."""
-    if mean_g is not None:
-        g = g - mean_g
-    g = (g - normal * mean_gx) * rstd
-    return g if scale is None else g * scale
-
-
-@njit(**STRICT)
-def write_gradients(dy, x, weight, dresidual, dx, dweight, dbias, scale, parameters, double):
-    """dx of one row, dresidual added; dweight += dy·x̂ and dbias += dy."""
-    high, low, rstd, mean_g, mean_gx = parameters
-    for j in range(x.size):
-        d = load(dy, j, rstd)
-        normal = normalized(x, j, scale, high, low, rstd)
-        if dweight is not None:
-            accumulate(dweight, j, d * normal, double, 1, 2)
-        if dbias is not None:
-            accumulate(dbias, j, d, double, 3, 4)
-        if dx is not None:
-            g = gradient(scaled(d, weight, j), normal, scale, rstd, mean_g, mean_gx)
-            store(dx, j, shifted(g, dresidual, j), 0)
-
-
-@njit(**STRICT)
-def write_two_gradients(
-    dy, x, weight, dresidual, dx, dweight, dbias, parameters,
-    dy_2, x_2, dresidual_2, dx_2, parameters_2,
-):  # fmt: skip
-    """`write_gradients` of two float32 rows, with the same bits and half the traffic with the sums."""
-    high, low, rstd, mean_g, mean_gx = parameters
-    high_2, low_2, rstd_2, mean_g_2, mean_gx_2 = parameters_2
-    for j in range(x.size):
-        d = load(dy, j, rstd)
-        d_2 = load(dy_2, j, rstd)
-        normal = normalized(x, j, None, high, low, rstd)
-        normal_2 = normalized(x_2, j, None, high_2, low_2, rstd_2)
-        if dweight is not None:
-            accumulate_two(dweight, j, d * normal, d_2 * normal_2, 1)
-        if dbias is not None:
-            accumulate_two(dbias, j, d, d_2, 3)
-        if dx is not None:
-            g = gradient(scaled(d, weight, j), normal, None, rstd, mean_g, mean_gx)
-            g_2 = gradient(scaled(d_2, weight, j), normal_2, None, rstd_2, mean_g_2, mean_gx_2)
-            store(dx, j, shifted(g, dresidual, j), 0)
-            store(dx_2, j, shifted(g_2, dresidual_2, j), 5)

@@ -4,7 +4,8 @@ import numpy as np
 import numpy.ma  # noqa: F401  Numba imports it at its first call: a fork then would hang the child
 from numba import njit, types
 
-from .._threads import importing_or_compiling
+from .._locks import importing_or_compiling
+from .arrays import Argument
 from .kernels import make_backward, make_forward, make_total
 
 KernelCache: type | None
@@ -19,33 +20,36 @@ ELEMENTS = {
     "float32": types.float32,
     "float64": types.float64,
 }
-STATISTICS = types.Array(types.float64, 1, "C")
 
 
 def kernel(plan, extreme=False, phase=""):
-    """The compiled kernel of a plan.
+    """The compiled kernel of a plan, a function of whatever is of the types it was compiled for: it checks nothing.
 
-    `extreme` is the one for rows of extreme size. The phase of a backward kernel is "gather", "apply",
-    or both at once; that of a forward kernel may be "stream", for outputs larger than the cache.
+    `extreme` is the one for rows of extreme size. The phase of a forward kernel is "stream" for
+    outputs larger than the cache, that of a
+    backward kernel "group" for such arrays, or one of its halves, "gather" and "apply".
     """
-    return _kernels.get((plan, extreme, phase)) or _compiled((plan, extreme, phase))
+    key = (plan, extreme, phase)
+    return _kernels.get(key) or _compiled(key)
 
 
-def total_kernel(plan, dtype):
-    """The compiled kernel that adds sums of blocks up, for gradients of a dtype as kernels see it."""
-    key = ("total", plan.double, dtype)
+def total_kernel(double, gradient_format):
+    """The compiled kernel that adds sums of blocks up, for gradients of a format."""
+    key = ("total", double, gradient_format)
     return _kernels.get(key) or _compiled(key)
 
 
 def _compiled(key):
     with importing_or_compiling:
         if key not in _kernels:
-            _kernels[key] = build(*key)
+            (compiled,) = build(*key).overloads.values()
+            # Numba's own way to it looks at the type of every argument first, in 0.7 µs.
+            _kernels[key] = compiled.entry_point
         return _kernels[key]
 
 
 def build(plan, extreme=False, phase="", cached=True):
-    """A new dispatcher: what `kernel` and `total_kernel` keep."""
+    """A new dispatcher, for the key of a kernel."""
     if plan == "total":
         function, signature = _total(extreme, phase)
     elif plan.backward:
@@ -61,79 +65,69 @@ def build(plan, extreme=False, phase="", cached=True):
     return dispatcher
 
 
-def _total(double, dtype):
-    gradient = types.Array(getattr(types, dtype.name), 1, "C")
-    return make_total(double or None), types.void(types.Array(types.float64, 2, "C"), gradient)
+def _total(double, gradient_format):
+    function = make_total(double or None)
+    sizes = [types.intp] * 2
+    return function, types.void(_array("float64"), _array(gradient_format), *sizes)
 
 
 def _forward(plan, extreme, phase):
-    add_in_double = "float64" in (plan.x, plan.other)
+    add_in_double = plan.other not in (None, plan.x) or plan.x == "float64"
     function = make_forward(
         plan.centered or None,
         plan.double or None,
         plan.x == "float64" or None,
-        plan.option or None,
+        plan.rounding or None,
         extreme or None,
         np.float64(0) if add_in_double else np.float32(0),
         phase == "stream" or None,
     )
     signature = types.intp(
-        _rows(plan.x),
-        _rows(plan.other),
-        _vector(plan.weight),
-        _vector(plan.bias),
-        _rows(plan.other and plan.x, output=True),
-        _rows(plan.out, output=True),
-        STATISTICS,
-        STATISTICS,
-        types.boolean,
+        _array(plan.x),
+        _array(plan.other),
+        _array(plan.weight),
+        _array(plan.bias),
+        _array(plan.other and plan.x),
+        _array(plan.out),
+        _array(plan.mean),
+        _array(plan.rstd),
         types.float64,
-        types.intp,
-        types.intp,
+        *RANGE,
     )
     return function, signature
 
 
 def _backward(plan, extreme, phase):
-    # Statistics saved by a float32 computation are not exact enough for a float64 one.
-    recompute = plan.option or (plan.double and plan.x != "float64")
     function = make_backward(
         plan.centered or None,
         plan.double or None,
-        recompute or None,
         extreme or None,
         phase != "apply" or None,
         phase != "gather" or None,
+        phase == "group" or None,
     )
     signature = types.intp(
-        _rows(plan.other),
-        _rows(plan.x),
-        _vector(plan.weight),
-        _rows(plan.dresidual),
-        STATISTICS,
-        STATISTICS,
-        types.Array(types.float64, 2, "C"),
-        _rows(plan.out, output=True),
-        STATISTICS if plan.dweight else types.none,
-        STATISTICS if plan.dbias else types.none,
+        _array(plan.other),
+        _array(plan.x),
+        _array(plan.weight),
+        _array(plan.dresidual),
+        _array(plan.mean),
+        _array(plan.rstd),
+        _array("float64" if phase in ("gather", "apply") else None),
+        _array(plan.out),
+        _array(plan.dweight),
+        _array(plan.dbias),
         types.float64,
-        types.intp,
-        types.intp,
+        *RANGE,
     )
     return function, signature
 
 
-def _rows(element_format, output=False):
-    """Any 3-d array: contiguous and writable ones convert to it in the call, so one kernel serves."""
-    if element_format is None:
-        return types.none
-    return types.Array(ELEMENTS[element_format], 3, "A", readonly=not output)
+def _array(element_format):
+    return types.none if element_format is None else Argument(ELEMENTS[element_format])
 
 
-def _vector(element_format):
-    if element_format is None:
-        return types.none
-    return types.Array(ELEMENTS[element_format], 1, "C", readonly=True)
-
+RANGE = (types.intp, types.intp, types.intp)
+"""The number of columns, and the rows from start to stop."""
 
 _kernels: dict = {}

@@ -6,7 +6,7 @@ import numpy as np
 
 from .._threads import get_num_threads
 from . import pool
-from .layout import BUFFER, Rows, as_elements, row_view
+from .layout import BUFFER, Rows, row_view
 
 SPLIT = 2**18
 """Elements from which a second thread pays: it costs 20 to 50 µs, and that many elements take 100."""
@@ -26,7 +26,7 @@ def extent(x, axes):
 
 
 def scale(call):
-    """The weight as a vector for kernels, an offset added in the compute dtype; None without one."""
+    """The weight as kernels take it, an offset added in the compute dtype; None without one."""
     if not call.weight_offset:
         return parameter(call.weight)
     dtype = np.float64 if call.plan.double else np.float32
@@ -35,16 +35,27 @@ def scale(call):
 
 
 def parameter(array):
-    """A weight or bias as a contiguous vector for kernels: a copy only where that needs one."""
-    return None if array is None else as_elements(vector(array, native(array.dtype)))
+    """A weight or bias as kernels take it: a copy only where its layout needs one."""
+    return None if array is None else _contiguous(array, native(array.dtype))
 
 
-def vector(array, dtype):
-    """The array as a contiguous vector of a dtype: itself, if it is one."""
+def statistic(array):
+    """mean or rstd as kernels take it."""
+    return None if array is None else _contiguous(array, np.dtype(np.float64))
+
+
+def _contiguous(array, dtype):
     flags = array.flags
     if array.dtype == dtype and flags.c_contiguous and flags.aligned:
-        return array if array.ndim == 1 else array.reshape(-1)
-    return np.require(array, dtype, ["C", "A"]).reshape(-1)
+        return array
+    return np.require(array, dtype, ["C", "A"])
+
+
+def from_row(statistic, first):
+    """A vector of statistics from row `first` on; None of None."""
+    if statistic is None or first == 0:
+        return statistic
+    return statistic.reshape(-1)[first:]
 
 
 def row_ranges(rows, cols):
@@ -67,10 +78,10 @@ def spread(function, jobs):
 
 
 def row_views(arrays, axes, rows, cols):
-    """Each array that is not None as (outer, inner, cols); None if one of them has no such view."""
+    """Each array that is not None as kernels take it; None if one of them has no such view."""
     views = []
     for array in arrays:
-        view = None if array is None else row_view(array, axes, rows, cols)
+        view = None if array is None else row_view(array, axes, cols)
         if view is None and array is not None:
             return None
         views.append(view)
@@ -85,17 +96,12 @@ def over_views(work, views, jobs):
 def over_copies(work, inputs, outputs, axes, rows, cols, jobs):
     """Call work(tiles, first, start, stop, ...) for every job, on arrays that have no views as rows.
 
-    The tiles are 3-d copies of a few rows, as far as need be; their rows start to stop are rows
+    The tiles are copies of a few rows, as far as need be; their rows start to stop are rows
     first + start to first + stop of the call.
     """
-    arrays = []
-    for array in (*inputs, *outputs):
-        view = None if array is None else row_view(array, axes, rows, cols)
-        # A view whose rows run along two axes cannot be cut into ranges of rows.
-        cuttable = view if view is not None and len(view) == 1 else None
-        arrays.append(None if array is None else Rows(array, cuttable, axes))
+    arrays = [a if a is None else Rows(a, axes, rows, cols) for a in (*inputs, *outputs)]
     sources, targets = arrays[: len(inputs)], arrays[len(inputs) :]
-    step = max(1, BUFFER // cols)
+    step = max(2, BUFFER // cols // 2 * 2)  # even, since gradients add rows in pairs
 
     def job(start, stop, *rest):
         for first in range(start, stop, step):
