@@ -413,6 +413,10 @@ def layer_norm_backward(
     >>> npnorm.layer_norm_backward(dy, x).dx.round(4)
     array([[ 0.4111, -0.0316, -0.2846, -0.0949]], dtype=float32)
     """
+    if dresidual is None and _is_simple(axis, weight_offset, False, False):
+        gradients = backend().quick_backward(True, dy, x, weight, mean, rstd, eps, output_mask, out)
+        if gradients is not None:
+            return NormGradients(*gradients)
     call = plan_backward(
         True, dy, x, weight, mean, rstd, axis, eps, weight_offset, dresidual, output_mask, out
     )
@@ -485,6 +489,10 @@ def rms_norm_backward(
     >>> npnorm.rms_norm_backward(x, x, eps=1e-4).dx
     array([0.00079952, 0.        , 0.        , 0.        ])
     """
+    if dresidual is None and _is_simple(axis, weight_offset, False, False):
+        gradients = backend().quick_backward(False, dy, x, weight, None, rstd, eps, output_mask, out)
+        if gradients is not None:
+            return NormGradients(*gradients)
     call = plan_backward(
         False, dy, x, weight, None, rstd, axis, eps, weight_offset, dresidual, output_mask, out
     )

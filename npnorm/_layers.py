@@ -44,9 +44,10 @@ class _Norm:
         """The dtype of an array; the layer's for anything else that was assigned."""
         return parameter.dtype if isinstance(parameter, np.ndarray) else self._dtype
 
-    def _axes(self, x: Any) -> tuple[int, ...]:
+    def _axes(self, x: Any) -> int | tuple[int, ...]:
         check_layer_input(x, self.normalized_shape)
-        return tuple(range(-len(self.normalized_shape), 0))
+        count = len(self.normalized_shape)
+        return -1 if count == 1 else tuple(range(-count, 0))
 
     def _mask(self) -> tuple[bool, bool, bool]:
         return True, self.weight is not None, self.bias is not None

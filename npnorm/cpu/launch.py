@@ -7,7 +7,8 @@ from . import quick
 from .gradients import PARAMETERS
 from .layout import column_range
 from .machine import streaming_size
-from .specialize import kernel, total_kernel
+from .runs import run_backward, run_forward
+from .specialize import total_kernel
 from .work import (
     JOB,
     extent,
@@ -46,7 +47,7 @@ LONG_ROW = 8192
 took 0.9 to 1.4 times a copy with ordinary stores and 1.5 without, 4096 x 4096 took 2.0 and 1.3."""
 
 
-quick_forward = quick.forward
+quick_forward, quick_backward = quick.forward, quick.backward
 
 
 def forward(call):
@@ -69,25 +70,14 @@ def forward(call):
             and x is not y
             and views is not None
         )
-        ordinary = kernel(plan, False, "stream" if stream else "")
         if len(jobs) == 1 and views is not None:
             quick.remember_forward(call)
 
         def work(arrays, first, start, stop):
+            kept = (from_row(mean, first), from_row(rstd, first))
             x, residual, total, y = arrays
-            options = (from_row(mean, first), from_row(rstd, first), eps, cols)
-            while True:
-                start = ordinary(x, residual, weight, bias, total, y, *options, start, stop)
-                if start == stop:
-                    return
-                # An extreme row. With a residual, it has been added already.
-                run = kernel(plan._replace(other=None), True)
-                if plan.other:
-                    start = run(total, None, weight, bias, None, y, *options, start, start + 1)
-                else:
-                    start = run(x, None, weight, bias, None, y, *options, start, stop)
-                if start == stop:
-                    return
+            options = (x, residual, weight, bias, total, y, *kept, eps, cols)
+            run_forward(plan, "stream" if stream else "", options, start, stop)
 
         if views is not None:
             over_views(work, views, jobs)
@@ -151,12 +141,14 @@ def _by_rows(call, arrays, views, gradients, rows, cols):
         dy, x, dresidual, dx = tiles
         own = [None if s is None else s[block] for s in sums]
         options = (from_row(mean, first), from_row(rstd, first), None, dx, *own, call.eps, cols)
-        _run(plan, phase, (dy, x, weight, dresidual, *options), start, stop)
+        run_backward(plan, phase, (dy, x, weight, dresidual, *options), start, stop)
 
     if views is not None:
         over_views(work, views, blocks)
     else:
         over_copies(work, arrays[:3], arrays[3:], call.axes, rows, cols, blocks)
+    if len(blocks) == 1 and views is not None:
+        quick.remember_backward(call)
     for gradient, of_blocks in zip(gradients, sums, strict=True):
         if gradient is not None:
             flat = _flat(gradient)
@@ -173,7 +165,7 @@ def _by_columns(call, arrays, views, gradients, rows, cols):
     gather = plan._replace(out=None, dweight=None, dbias=None, dresidual=None)
 
     def gather_rows(start, stop):
-        _run(gather, "gather", (dy, x, weight, None, *given, call.eps, cols), start, stop)
+        run_backward(gather, "gather", (dy, x, weight, None, *given, call.eps, cols), start, stop)
 
     spread(gather_rows, row_ranges(rows, cols))
     apply = plan._replace(mean=None, rstd=None)
@@ -184,7 +176,7 @@ def _by_columns(call, arrays, views, gradients, rows, cols):
         part = None if weight is None else weight.reshape(-1)[start:stop]
         sums = _sums(plan, 1, stop - start)
         options = (None, None, parameters, dx, *sums, call.eps, stop - start)
-        _run(apply, "apply", (dy, x, part, dresidual, *options), 0, rows)
+        run_backward(apply, "apply", (dy, x, part, dresidual, *options), 0, rows)
         for flat, total in zip(flats, sums, strict=True):
             if flat is not None:
                 _add_up(plan, total, flat[start:stop])
@@ -199,15 +191,6 @@ def _is_apart(call):
     """Whether dx shares no memory with dy and x."""
     dx = call.out[0]
     return dx is None or not (np.may_share_memory(dx, call.dy) or np.may_share_memory(dx, call.x))
-
-
-def _run(plan, phase, arguments, start, stop):
-    """Run a backward kernel over rows, extreme ones with its specialization for them."""
-    extreme = False
-    while start < stop:
-        run = kernel(plan, extreme, "" if extreme and phase == "group" else phase)
-        start = run(*arguments, start, stop)
-        extreme = not extreme
 
 
 def _sums(plan, blocks, cols):

@@ -7,16 +7,25 @@ is not plain, errors too, takes the long way.
 
 import math
 
-from numpy import empty, ndarray
+import numpy as np
+from numpy import empty, ndarray, zeros
 
-from .specialize import kernel
+from .._checks import memory_of
+from .runs import run_backward, run_forward
+from .specialize import kernel, total_kernel
 from .work import SPLIT
 
 PLAIN = 0x101
 """The flags C_CONTIGUOUS and ALIGNED."""
 
+DOUBLE = np.dtype(np.float64)
+ALL, DX_ALONE = (True, True, True), (True, False, False)
+
 _forward: dict = {}
-"""Kernels of simple forward calls, by norm and dtypes."""
+"""(kernel, plan) of simple forward calls, by norm and dtypes."""
+
+_backward: dict = {}
+"""(kernel, kernel for totals, plan) of simple backward calls, by norm, dtypes, statistics given and mask."""
 
 
 def remember_forward(call):
@@ -26,7 +35,7 @@ def remember_forward(call):
         return
     dtypes = [None if a is None else a.dtype for a in (call.x, call.residual, call.weight, call.bias)]
     if all(dtype is None or dtype.isnative for dtype in dtypes):
-        _forward[plan.centered, *dtypes] = kernel(plan)
+        _forward[plan.centered, *dtypes] = kernel(plan), plan
 
 
 def forward(centered, x, residual, weight, bias, eps, out):
@@ -54,24 +63,105 @@ def forward(centered, x, residual, weight, bias, eps, out):
         if not _is_plain(residual, shape):
             return None
         residual_dtype = residual.dtype
-    run = _forward.get((centered, dtype, residual_dtype, weight_dtype, bias_dtype))
-    if run is None or x.flags.num & PLAIN != PLAIN or not 0.0 <= eps < math.inf or not shape:
+    known = _forward.get((centered, dtype, residual_dtype, weight_dtype, bias_dtype))
+    if known is None or x.flags.num & PLAIN != PLAIN or not 0.0 <= eps < math.inf or not shape:
         return None
     size = x.size
     if not 0 < size < SPLIT:
         return None
     if out is None:
         y = empty(shape, dtype)
-    elif _is_plain_output(out, shape, dtype, x, residual, weight, bias):
+    elif _is_plain_output(out, True, shape, dtype) and _are_apart(
+        (out,), [weight, bias, *(a for a in (x, residual) if a is not out)]
+    ):
         y = out
     else:
         return None
+    run, plan = known
     cols = shape[-1]
     rows = size // cols
     total = None if residual is None else empty(shape, dtype)
-    if run(x, residual, weight, bias, total, y, None, None, eps, cols, 0, rows) != rows:
-        return None  # an extreme row, which takes another kernel
+    arguments = (x, residual, weight, bias, total, y, None, None, eps, cols)
+    reached = run(*arguments, 0, rows)
+    if reached != rows:
+        run_forward(plan, "", arguments, reached, rows)
     return y if residual is None else (y, total)
+
+
+def remember_backward(call):
+    """Note the kernels of a call with one block of rows, if it is a simple one: outputs of the default dtypes."""
+    plan = call.plan
+    if plan.dresidual or call.weight_offset or plan.out not in (None, plan.x):
+        return
+    gradient = (call.x if call.weight is None else call.weight).dtype
+    if any(array is not None and array.dtype != gradient for array in call.out[1:]):
+        return
+    dtypes = [None if a is None else a.dtype for a in (call.dy, call.x, call.weight)]
+    if all(dtype is None or dtype.isnative for dtype in dtypes):
+        key = (plan.centered, *dtypes, plan.mean, plan.rstd, call.mask)
+        total = total_kernel(plan.double, plan.weight or plan.x)
+        _backward[key] = kernel(plan), total, plan
+
+
+def backward(centered, dy, x, weight, mean, rstd, eps, mask, out):
+    """dx, dweight and dbias; None if this is no call for here."""
+    if type(x) is not ndarray or type(eps) is not float or x.flags.num & PLAIN != PLAIN:
+        return None
+    shape = x.shape
+    size = x.size
+    if not shape or not 0 < size < SPLIT or not 0.0 <= eps < math.inf or not _is_plain(dy, shape):
+        return None
+    dtype = gradient_dtype = x.dtype
+    row_shape = shape[-1:]
+    weight_dtype = None
+    if weight is not None:
+        if not _is_plain(weight, row_shape):
+            return None
+        weight_dtype = gradient_dtype = weight.dtype
+    kept = (*shape[:-1], 1)
+    for statistic in (mean, rstd):
+        if statistic is not None and not (_is_plain(statistic, kept) and statistic.dtype == DOUBLE):
+            return None
+    if mask is None:
+        mask = ALL if weight is not None else DX_ALONE
+    elif type(mask) is not tuple or any(type(wanted) is not bool for wanted in mask):
+        return None
+    known = _backward.get((
+        centered, dy.dtype, dtype, weight_dtype, None if mean is None else "float64",
+        None if rstd is None else "float64", mask,
+    ))  # fmt: skip
+    if known is None:
+        return None
+    if out is None:
+        dx = empty(shape, dtype) if mask[0] else None
+        dweight = empty(row_shape, gradient_dtype) if mask[1] else None
+        dbias = empty(row_shape, gradient_dtype) if mask[2] else None
+    else:
+        if type(out) is not tuple or len(out) != 3:
+            return None
+        dx, dweight, dbias = out
+        if not (
+            _is_plain_output(dx, mask[0], shape, dtype)
+            and _is_plain_output(dweight, mask[1], row_shape, gradient_dtype)
+            and _is_plain_output(dbias, mask[2], row_shape, gradient_dtype)
+            and _are_apart(out, [weight, mean, rstd, *(a for a in (dy, x) if a is not dx)])
+        ):
+            return None
+    run, total, plan = known
+    cols = shape[-1]
+    rows = size // cols
+    length = 2 * cols if plan.double else cols
+    sums = None if dweight is None else zeros(length)
+    sums_2 = None if dbias is None else zeros(length)
+    arguments = (dy, x, weight, None, mean, rstd, None, dx, sums, sums_2, eps, cols)
+    reached = run(*arguments, 0, rows)
+    if reached != rows:
+        run_backward(plan, "", arguments, reached, rows)
+    if sums is not None:
+        total(sums, dweight, 1, cols)
+    if sums_2 is not None:
+        total(sums_2, dbias, 1, cols)
+    return dx, dweight, dbias
 
 
 def _is_plain(array, shape):
@@ -79,25 +169,20 @@ def _is_plain(array, shape):
     return type(array) is ndarray and array.shape == shape and array.flags.num & PLAIN == PLAIN
 
 
-def _is_plain_output(out, shape, dtype, x, *others):
-    if not _is_plain(out, shape) or out.dtype != dtype or not out.flags.writeable:
-        return False
-    memory = _memory(out)
-    if memory is None:
-        return False
-    for array in others if x is out else (x, *others):
-        if array is not None and _memory(array) in (None, memory):
-            return False
-    return True
+def _is_plain_output(out, wanted, shape, dtype):
+    """Whether kernels can write to it as it is, or it is None and not wanted."""
+    if out is None or not wanted:
+        return out is None and not wanted
+    return _is_plain(out, shape) and out.dtype == dtype and out.flags.writeable
 
 
-def _memory(array):
-    """The number of the object that holds an array's memory; None if that is not sure."""
-    base = array.base
-    if base is None:
-        base = array
-    elif type(base) is bytes:
-        return id(base)
-    if type(base) is not ndarray or not base.flags.owndata:
-        return None
-    return id(base)
+def _are_apart(outputs, inputs):
+    """Whether outputs surely share memory with no other array."""
+    taken = {memory_of(array) for array in inputs if array is not None}
+    for out in outputs:
+        if out is not None:
+            memory = memory_of(out)
+            if memory in taken:
+                return False
+            taken.add(memory)
+    return None not in taken

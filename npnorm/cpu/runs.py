@@ -1,0 +1,27 @@
+"""Ranges of rows through kernels: ordinary ones, and each extreme one through the kernel for those."""
+
+from .specialize import kernel
+
+
+def run_forward(plan, phase, arguments, start, stop):
+    """The forward kernel of a plan over rows start to stop."""
+    x, residual, weight, bias, total, *others = arguments
+    while start < stop:
+        start = kernel(plan, False, phase)(*arguments, start, stop)
+        if start == stop:
+            return
+        # An extreme row. With a residual, it has been added already.
+        extreme = kernel(plan._replace(other=None), True)
+        if residual is None:
+            start = extreme(*arguments, start, stop)
+        else:
+            start = extreme(total, None, weight, bias, None, *others, start, start + 1)
+
+
+def run_backward(plan, phase, arguments, start, stop):
+    """A backward kernel of a plan over rows start to stop."""
+    while start < stop:
+        start = kernel(plan, False, phase)(*arguments, start, stop)
+        if start < stop:
+            extreme = kernel(plan, True, "" if phase == "group" else phase)
+            start = extreme(*arguments, start, stop)
