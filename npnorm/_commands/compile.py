@@ -15,6 +15,8 @@ from ..cpu.ahead import needed
 from ..cpu.specialize import build
 from .operations import is_centered, with_progress
 
+CPU_VARIABLES = "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"
+
 
 def run(options: argparse.Namespace) -> int:
     if options.cache_dir:
@@ -34,15 +36,19 @@ def run(options: argparse.Namespace) -> int:
         print(f"npnorm: {warning.message}", file=sys.stderr)
     saved, loaded = (cache.outcomes[o] - before[o] for o in ("saved", "loaded"))
     lost = len(kernels) - saved - loaded
-    print(f"{len(kernels)} kernels: {saved} compiled, {loaded} found in the cache" + f", {lost} not saved" * bool(lost))
+    found = f"{len(kernels)} kernels: {saved} compiled, {loaded} found in the cache"
+    print(found + (f", {lost} not saved" if lost else ""))
     for folder in folders:
         files = cache.files(folder)
         print(f"{folder}: {len(files)} files, {sum(files.values()) / 1e6:.1f} MB")
     if options.cache_dir:
         print(f"Set at run time: NPNORM_CACHE_DIR={os.environ['NPNORM_CACHE_DIR']}")
-    for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):
+    for name in CPU_VARIABLES:
         if name in os.environ:
             print(f"Set at run time: {name}={os.environ[name]}")
+    if os.environ.get(CPU_VARIABLES[0], "generic") != "generic" and CPU_VARIABLES[1] not in os.environ:
+        # Numba then adds what this machine's CPU has: x86-64-v3 kernels were full of AVX-512.
+        print(f"npnorm: these kernels need this machine's CPU: set {CPU_VARIABLES[1]}, too", file=sys.stderr)
     return 1 if lost else 0
 
 

@@ -19,7 +19,11 @@ from .._threads import get_num_threads
 from ..cpu import cache
 from ..cpu.machine import affine_cpus, streaming_size
 
-TOLD = "sse4.2 avx avx2 fma f16c avx512f avx512bw avx512vl avx512bf16 avx512fp16 neon fullfp16 bf16 sve".split()
+TOLD = (
+    *("sse4.2", "avx", "avx2", "fma", "f16c"),
+    *("avx512f", "avx512bw", "avx512vl", "avx512bf16", "avx512fp16"),
+    *("neon", "fullfp16", "bf16", "sve"),
+)
 """CPU features that matter to a norm, of x86-64 and of ARM."""
 
 
