@@ -1,56 +1,21 @@
-"""The contract's bounds on the error of every number, as the documentation states them.
-
-With u the machine epsilon of the output's dtype, s its smallest subnormal, and * the exact value:
-
-    |y - y*|   <= 3u (|x̂* w| + |b|) + u² |mean* rstd* w| + (1 + |rstd* w|) s     0.51u for halves
-    |dx - dx*| <= 4u rstd (|g| + mean|g| + |x̂| mean|g x̂|)
-    |dweight - dweight*| <= Σ |dy| (3u |x̂| + u² |mean rstd|)
-    |dbias - dbias*| <= u Σ|dy|
-
-float64, whose sums have no wider type to run in: 8u ((|x̂*| + 1) |w| + |b|) for y, and for the
-gradients four times the above with |x̂| + 1 for |x̂|.
-
-Two things any implementation needs are added to the gradients: (1 + rstd) s, as in the forward, for
-nothing can be nearer than the subnormal numbers lie, and u |dresidual| for the one addition.
-
-The exact values are computed here, apart from the package's own reference, in NumPy's longdouble.
-"""
+"""Checks against the contract's bounds, which npnorm/_bounds.py has, with the exact values."""
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
-LONG = np.longdouble
-# 64 bits and a wide exponent on x86-64; plain float64 on some platforms, too little to judge float64.
-HAS_LONGDOUBLE = np.finfo(LONG).nmant > np.finfo(np.float64).nmant
-
-EPSILON = {
-    "float16": 2.0**-10,
-    "bfloat16": 2.0**-7,
-    "float32": 2.0**-23,
-    "float64": 2.0**-52,
-}
-SMALLEST = {
-    "float16": 2.0**-24,
-    "bfloat16": 2.0**-133,
-    "float32": 2.0**-149,
-    "float64": 2.0**-1074,
-}
-LARGEST = {
-    "float16": 65504.0,
-    "bfloat16": (2 - 2.0**-7) * 2.0**127,
-    "float32": (2 - 2.0**-23) * 2.0**127,
-    "float64": (2 - 2.0**-52) * 2.0**1023,
-}
-
-
-class Exact(NamedTuple):
-    """The exact statistics of each row, as columns, and the normalized rows."""
-
-    normalized: np.ndarray
-    mean: np.ndarray
-    rstd: np.ndarray
+from npnorm._bounds import (  # noqa: F401  tests import them from here
+    EPSILON,
+    HAS_LONGDOUBLE,
+    LARGEST,
+    LONG,
+    SMALLEST,
+    dbias_bound,
+    dweight_bound,
+    dx_and_bound,
+    forward_bound,
+    normalize,
+)
 
 
 def trailing(axis):
@@ -85,21 +50,6 @@ def as_scale(weight, weight_offset, compute):
 
 
 @np.errstate(all="ignore")
-def normalize(rows, centered, eps):
-    """Two passes over long doubles, the mean mended by a third."""
-    if rows.shape[1] == 0:
-        nothing = np.full((len(rows), 1), np.nan, LONG)
-        return Exact(rows, nothing, nothing)
-    deviations, mean = rows, np.zeros((len(rows), 1), LONG)
-    if centered:
-        mean = rows[:, :1] + (rows - rows[:, :1]).mean(axis=1, keepdims=True)
-        deviations = rows - mean
-        deviations = deviations - deviations.mean(axis=1, keepdims=True)
-    rstd = 1 / np.sqrt((deviations * deviations).mean(axis=1, keepdims=True) + LONG(eps))
-    return Exact(deviations * rstd, mean, rstd)
-
-
-@np.errstate(all="ignore")
 def check_forward(
     norm, y, x, weight=None, bias=None, *, axis=-1, eps=None, weight_offset=0.0, round_before=False
 ):
@@ -115,18 +65,6 @@ def check_forward(
         bound = bound * (1 + LONG(EPSILON[x.dtype.name]))
         bound = bound + forward_bound(x.dtype.name, exact, product, scale, LONG(0))
     assert_within(as_rows(y, axis), product + shift, bound, y.dtype.name, "y")
-
-
-def forward_bound(name, exact, product, scale, shift):
-    u, s = LONG(EPSILON[name]), LONG(SMALLEST[name])
-    if name == "float64":
-        return 8 * u * ((np.abs(exact.normalized) + 1) * np.abs(scale) + np.abs(shift))
-    factor = LONG(3) if name == "float32" else LONG("0.51")
-    return (
-        factor * u * (np.abs(product) + np.abs(shift))
-        + u**2 * np.abs(exact.mean * exact.rstd * scale)
-        + (1 + np.abs(exact.rstd * scale)) * s
-    )
 
 
 @np.errstate(all="ignore")
@@ -157,41 +95,6 @@ def check_backward(
     if gradients.dbias is not None:
         assert gradients.dbias.shape == columns_shape
         check_sum(gradients.dbias, dy, dbias_bound(dy), "dbias")
-
-
-def dx_and_bound(name, centered, g, exact):
-    def mean(rows):
-        return rows.mean(axis=1, keepdims=True) if rows.shape[1] else np.nan
-
-    normalized, rstd = exact.normalized, exact.rstd
-    dx = g - normalized * mean(g * normalized)
-    if centered:
-        dx = dx - mean(g)
-    size, factor = np.abs(normalized), 4
-    if name == "float64":
-        size, factor = size + 1, 16
-    size = np.abs(g) + mean(np.abs(g)) + size * mean(np.abs(g) * size)
-    bound = factor * LONG(EPSILON[name]) * rstd * size + (1 + rstd) * LONG(SMALLEST[name])
-    return dx * rstd, bound
-
-
-def dweight_bound(dy, exact):
-    def bound(name):
-        u, size, factor = LONG(EPSILON[name]), np.abs(exact.normalized), 1
-        if name == "float64":
-            size, factor = size + 1, 4
-        subnormal = (1 + exact.rstd) * SMALLEST["float64" if name == "float64" else "float32"]
-        lost_of_mean = u**2 * np.abs(exact.mean * exact.rstd)
-        return np.abs(dy) * (factor * (3 * u * size + lost_of_mean) + subnormal)
-
-    return bound
-
-
-def dbias_bound(dy):
-    def bound(name):
-        return (4 if name == "float64" else 1) * LONG(EPSILON[name]) * np.abs(dy)
-
-    return bound
 
 
 def check_sum(actual, terms, bound_of, what):

@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import tempfile
 import warnings
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from numba.core.serialize import dumps
 
 SEAL = 32  # bytes of the hash in front of the content
 
+outcomes: Counter = Counter()
+"""How many kernels this process has "loaded" and "saved". The rest it keeps in memory."""
+
 
 def folders():
     """The folders to look in, the first that can be written being the one to write to."""
@@ -36,6 +40,20 @@ def folders():
     else:
         user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return [Path(__file__).parent / "__pycache__", Path(user) / "npnorm"]
+
+
+def files(folder):
+    """The kernels in a folder, by name, and their bytes."""
+    try:
+        return {file.name: file.stat().st_size for file in folder.glob("npnorm-*.nbc")}
+    except OSError:
+        return {}
+
+
+def is_writable(folder):
+    """Whether kernels can be written to a folder, which need not be there yet. Nothing is written to find out."""
+    folder = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 class KernelCache(_Cache):
@@ -81,7 +99,9 @@ class KernelCache(_Cache):
             # Loaded code needs the runtime alone; target_context.refresh() would cost 0.5 s (it
             # fills type registries).
             rtsys.initialize(target_context)
-            return CompileResult._rebuild(target_context, *pickle.loads(content))
+            loaded = CompileResult._rebuild(target_context, *pickle.loads(content))
+            outcomes["loaded"] += 1
+            return loaded
         return None
 
     def _save(self, sig, data):
@@ -90,7 +110,9 @@ class KernelCache(_Cache):
         failure = None
         for folder in folders():
             try:
-                return _write(folder, name, _seal(name, content) + content)
+                _write(folder, name, _seal(name, content) + content)
+                outcomes["saved"] += 1
+                return
             except OSError as error:
                 failure = error
         raise failure

@@ -25,10 +25,14 @@ def _read_size(path):
 
 def usable_cpus():
     """How many CPUs this process may use: its affinity, and no more than the container's quota."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    count = len(affinity(0)) if affinity else os.cpu_count() or 1
-    quota = _cgroup_quota()
+    count, quota = affine_cpus(), _cgroup_quota()
     return count if quota is None else max(1, min(count, quota))
+
+
+def affine_cpus():
+    """How many CPUs this process may use by its affinity alone."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 @cache

@@ -1,0 +1,36 @@
+"""Kernels ahead of time: what calls may ask for, before they are made."""
+
+from .machine import streaming_size
+
+
+def needed(call):
+    """The keys of all kernels that calls with this one's plan may need, whatever their shapes and values.
+
+    A key is what `specialize.build` takes. Keep this in step with launch.py, which asks for kernels when
+    rows turn up that need them; a test compares the two.
+    """
+    return list(dict.fromkeys(_backward(call) if call.plan.backward else _forward(call)))
+
+
+def _forward(call):
+    plan = call.plan
+    yield plan, False, ""
+    if streaming_size() < float("inf"):
+        yield plan, False, "stream"
+    yield plan._replace(other=None), True, ""  # the residual has been added before
+
+
+def _backward(call):
+    plan = call.plan
+    if not any(call.mask):
+        return
+    gather = plan._replace(out=None, dweight=None, dbias=None, dresidual=None)
+    for part, phase in (
+        (plan, ""), (gather, "gather"), (plan._replace(mean=None, rstd=None), "apply")
+    ):  # fmt: skip
+        yield part, False, phase
+        yield part, True, phase
+    if plan.dweight or plan.dbias:
+        if plan.out:
+            yield plan, False, "group"
+        yield "total", plan.double, plan.weight or plan.x
