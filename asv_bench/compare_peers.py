@@ -9,9 +9,7 @@ shortest time of each counts.
 
 import argparse
 import json
-import os
 import sys
-from pathlib import Path
 
 import numpy as np
 import tables
@@ -124,14 +122,7 @@ def sections(records, figure):
 
 def plot(records, path):
     """Times over a copy's, a panel for each norm and direction."""
-    try:
-        import matplotlib
-    except ImportError:
-        sys.exit("--plot needs Matplotlib")
-    matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "npnorm"
-    import matplotlib.pyplot as plt
-
+    plt = tables.pyplot()
     figure, panels = plt.subplots(2, 2, figsize=(12, 9), sharey=True, layout="constrained")
     for axes, (direction, kind) in zip(
         panels.flat, [(d, k) for d in ("forward", "backward") for k in TITLES], strict=True
@@ -152,9 +143,7 @@ def plot(records, path):
         axes.legend(fontsize=8)
     for axes in panels[:, 0]:
         axes.set_ylabel("time / time of np.copyto")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    plt.close(figure)
+    tables.save_figure(figure, path)
 
 
 CAPTION = (
@@ -182,11 +171,7 @@ def report(arguments):
     if arguments.plot:
         plot(records, arguments.plot)
     if arguments.markdown:
-        if arguments.plot:
-            folder = Path(arguments.markdown).resolve().parent
-            link = os.path.relpath(Path(arguments.plot).resolve(), folder)
-            text = f"![Times over a copy's]({Path(link).as_posix()})\n\n{text}"
-        tables.write(arguments.markdown, text)
+        tables.write(arguments.markdown, tables.figure_link(arguments, "Times over a copy's") + text)
     if arguments.json:
         made = {**tables.provenance(), "threads": threads, "missing": absent}
         tables.write(arguments.json, json.dumps({**made, "results": records}, indent=1))

@@ -57,6 +57,32 @@ def write(path, text):
     path.write_text(text.rstrip("\n") + "\n")
 
 
+def pyplot():
+    """Matplotlib without a screen, which makes the same file from the same figures."""
+    try:
+        import matplotlib
+    except ImportError:
+        sys.exit("--plot needs Matplotlib")
+    matplotlib.use("agg")
+    matplotlib.rcParams["svg.hashsalt"] = "npnorm"
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def save_figure(figure, path):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None)
+
+
+def figure_link(arguments, words):
+    """The line that shows the plot, if there is one, in the page that --markdown writes."""
+    if not arguments.plot:
+        return ""
+    link = os.path.relpath(Path(arguments.plot).resolve(), Path(arguments.markdown).resolve().parent)
+    return f"![{words}]({Path(link).as_posix()})\n\n"
+
+
 def put_in_readme(name, text):
     """Replace what stands between README's marks of this name."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
