@@ -27,10 +27,12 @@ Pair = tuple[Callable[[], object], Callable[[], object] | None]
 class Target(NamedTuple):
     limit: float
     prepare: Callable[[], Pair]  # what is timed, and what its time is divided by
+    check: Callable[[], object] = bool  # raises NotImplementedError where it cannot be measured
     seconds: float = 1.0  # of one measurement
 
     def measure(self) -> tuple[float, float]:
         """The shortest times of the two calls; the second is 1 where there is none."""
+        self.check()
         call, other = self.prepare()
         times = shortest_times({"call": call} | ({"other": other} if other else {}), self.seconds)
         return times["call"], times.get("other", 1.0)
@@ -45,7 +47,6 @@ def beside_copy(operation, shape):
 
 def beside_torch(operation, dtype, shape, name="PyTorch"):
     """With a fresh output, as PyTorch's."""
-    _need("torch")
     kind = "LN" if "layer" in operation else "RMS"
     this = cell(operation, dtype, shape)
     other = peers.torch_backward if "backward" in operation else peers.torch_forward
@@ -54,8 +55,6 @@ def beside_torch(operation, dtype, shape, name="PyTorch"):
 
 def two_threads(operation, shape):
     """On two threads beside one."""
-    if len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)) < 2:
-        raise NotImplementedError("needs two CPUs")
     into = cell(operation, "float32", shape).into
     return Inside(into, partial(_threads, 2)), Inside(into, partial(_threads, 1))
 
@@ -74,7 +73,6 @@ TORCH = "import torch; torch.nn.functional.{}(torch.ones(1, 768), (768,), torch.
 
 def first_result(norm):
     """A process from its start to its first result, the kernel in the cache, beside PyTorch's."""
-    _need("torch")
     return python(NPNORM.format(norm)), python(TORCH.format(norm))
 
 
@@ -97,9 +95,18 @@ def python(code, **environment):
     return partial(subprocess.run, [sys.executable, "-c", code], check=True, env=os.environ | environment)
 
 
-def _need(library):
-    if not peers.installed(library):
-        raise NotImplementedError(f"needs {library}")
+def needs_torch():
+    if not peers.installed("torch"):
+        raise NotImplementedError("needs torch")
+
+
+def needs_two_cpus():
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if cpus == 1:
+        raise NotImplementedError("needs two CPUs")
+
+
+CHECKS = {beside_torch: needs_torch, two_threads: needs_two_cpus}
 
 
 def _targets():
@@ -109,7 +116,9 @@ def _targets():
             for (kind, norm), limit in zip(KINDS.items(), limits, strict=True):
                 if limit is not None:
                     operation = f"{norm}{suffix}"
-                    yield f"{kind} {words}, {shape}", Target(limit, partial(prepare, operation, shape=shape))
+                    call = partial(prepare, operation, shape=shape)
+                    check = CHECKS.get(call.func, bool)
+                    yield f"{kind} {words}, {shape}", Target(limit, call, check)
 
     words = "forward, `out=` / copy"
     yield from both(words, ["4096x4096"], (1.15, 1.15), beside_copy)
@@ -139,12 +148,12 @@ def _targets():
         yield from both(words, ["512x768"], (0.7, 0.7), two_threads, suffix)
         yield from both(words, ["1x1000000", "16x65536"], (0.7, 0.7), two_threads, suffix)
 
-    yield from both("a call / torch", ["1x768", "1x1x768"], (0.7, 0.25), single)
+    yield from both("a call (2-d and 3-d) / torch", ["1x768", "1x1x768"], (0.7, 0.25), single)
 
     for kind, norm in KINDS.items():
-        yield f"{kind}, process start to first result / torch", Target(0.35, partial(first_result, norm), 6)
-        yield f"{kind}, first result ever, seconds", Target(2.5, partial(first_result_ever, norm), 4)
-    yield "`import npnorm` / `import numpy`", Target(1.35, imports, 3)
+        yield f"{kind} process start to first result / torch", Target(0.35, partial(first_result, norm), needs_torch, 6)
+        yield f"{kind} first result ever, seconds", Target(2.5, partial(first_result_ever, norm), seconds=4)
+    yield "`import npnorm` / `import numpy`", Target(1.35, imports, seconds=3)
 
 
 TARGETS = dict(_targets())
@@ -157,6 +166,9 @@ class Targets:
     param_names = ["target"]
     timeout = 120
     unit = "ratio"
+
+    def setup(self, target):
+        TARGETS[target].check()
 
     def track_value(self, target):
         first, second = TARGETS[target].measure()
