@@ -148,7 +148,7 @@ def _targets():
         yield from both(words, ["512x768"], (0.7, 0.7), two_threads, suffix)
         yield from both(words, ["1x1000000", "16x65536"], (0.7, 0.7), two_threads, suffix)
 
-    yield from both("a call (2-d and 3-d) / torch", ["1x768", "1x1x768"], (0.7, 0.25), single)
+    yield from both("call / torch", ["1x768", "1x1x768"], (0.7, 0.25), single)
 
     for kind, norm in KINDS.items():
         yield f"{kind} process start to first result / torch", Target(0.35, partial(first_result, norm), needs_torch, 6)
