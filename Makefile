@@ -14,7 +14,7 @@ extras = $(addprefix $(VENV)/extra-,$(1))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint docs bench bench-history clean
+.PHONY: help demo test lint docs bench bench-history peers targets sweep clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -40,6 +40,18 @@ bench-history: $(VENV)/asv ## measure COMMITS commits (default 10) spread over m
 	@$(ASV) run --skip-existing --steps $(COMMITS) --bench '$(BENCH)' main
 	@$(ASV) publish
 	@echo "See the pages with: cd asv_bench && ../$(BIN)/asv preview"
+
+peers: $(call extras,peers) ## compare speed and accuracy with PyTorch, ONNX Runtime and JAX: 3 minutes
+	@$(BIN)/python asv_bench/compare_peers.py --readme --markdown docs/_generated/speed.md \
+		--json build/peers.json --plot docs/images/speed.svg
+
+targets: $(call extras,peers) ## measure what npnorm has to reach, and say whether it does: 4 minutes
+	@$(BIN)/python asv_bench/compare_peers.py --targets --markdown docs/_generated/targets.md \
+		--json build/targets.json
+
+sweep: $(call extras,peers) ## measure time per element over all sizes, and find cliffs: 3 minutes
+	@$(BIN)/python asv_bench/sweep.py --markdown docs/_generated/sweep.md \
+		--json build/sweep.json --plot docs/images/sweep.svg
 
 clean: ## remove .venv and all that was built, but no benchmark results
 	@rm -rf $(VENV) build dist *.egg-info docs/_build asv_bench/env asv_bench/html

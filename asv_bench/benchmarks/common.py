@@ -7,14 +7,13 @@ os.environ.setdefault("NPNORM_NUM_THREADS", "1")
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from math import inf
-from time import perf_counter
-from timeit import Timer
 from typing import NamedTuple
 
 import numpy as np
 
 import npnorm
+
+from .timing import shortest_times
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 
@@ -24,6 +23,7 @@ SHAPES = [
     "16x4096",
     "64x768",
     "512x768",
+    "512x4096",
     "4096x768",
     "4096x4096",
     "65536x64",
@@ -52,7 +52,7 @@ class Data:
         return self.normal(self.shape)
 
     def vector(self) -> np.ndarray:
-        return self.normal(self.shape[1:])
+        return self.normal(self.shape[-1:])
 
 
 class Call(NamedTuple):
@@ -108,6 +108,7 @@ class Cell(NamedTuple):
     into: Callable[[], object]  # with outputs given
     fresh: Callable[[], object]  # with outputs allocated by npnorm
     traffic: int  # bytes it must move
+    arguments: tuple  # arrays, to give to others
 
 
 # asv runs `setup` again before every sample, with the same arguments.
@@ -122,21 +123,11 @@ def cell(operation: str, dtype: str, shape: str) -> Cell:
     into = partial(fresh, **outputs)
     into(), fresh()
     x = arguments[0]
-    return Cell(into, fresh, arrays * x.nbytes)
+    return Cell(into, fresh, arrays * x.nbytes, arguments)
 
 
 def ratio_to_copy(call: Callable[[], object], traffic: int) -> float:
-    """Time of `call` over the time that `np.copyto` takes to move as many bytes.
-
-    Each is the best of many samples. The samples of the two alternate: both see the same machine.
-    """
+    """Time of `call` over the time that `np.copyto` takes to move as many bytes."""
     source, target = (np.ones(traffic // 2, np.uint8) for _ in range(2))
-    timers = [Timer(call), Timer(partial(np.copyto, target, source))]
-    number = max(1, int(1e-3 / max(timers[0].timeit(3) / 3, 1e-9)))  # a sample takes 1 ms
-    best = [inf, inf]
-    end = perf_counter() + 0.4
-    for sample in range(200):
-        if sample >= 3 and perf_counter() > end:
-            break
-        best = [min(b, t.timeit(number)) for b, t in zip(best, timers, strict=True)]
-    return round(best[0] / best[1], 3)
+    times = shortest_times({"call": call, "copy": partial(np.copyto, target, source)}, 0.4)
+    return round(times["call"] / times["copy"], 3)

@@ -1,4 +1,4 @@
-"""What a call costs before it computes anything: one row of eight columns."""
+"""What a call costs before it computes anything, on one row of eight columns, and on one row of 768."""
 
 from functools import partial
 
@@ -37,6 +37,16 @@ class Operations(_Overhead):
 
     def time_into(self, operation):
         cell(operation, "float32", "1x8").into()
+
+
+class OneRow(_Overhead):
+    """A row of a transformer, in a matrix and in a batch of one."""
+
+    params = [list(OPERATIONS), ["1x768", "1x1x768"]]
+    param_names = ["operation", "shape"]
+
+    def time_fresh(self, operation, shape):
+        cell(operation, "float32", shape).fresh()
 
 
 class Variants(_Overhead):

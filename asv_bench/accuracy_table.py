@@ -1,14 +1,14 @@
 """Write docs/_generated/accuracy.md: the error of a norm's output, in units of machine epsilon.
 
-Run from the repository: ``python docs/scripts/accuracy_table.py``. The answers to compare with are
+Run from the repository: ``python asv_bench/accuracy_table.py``. The answers to compare with are
 computed in extended precision (`numpy.longdouble`), independently of `npnorm.reference`.
 """
 
 import warnings
 
 import numpy as np
-import peers
 import tables
+from benchmarks import peers
 
 import npnorm
 
@@ -30,13 +30,11 @@ def error(kind, y, x, weight, bias):
 
 def forward(library, kind, x, weight, bias):
     """The norm of x as one library computes it."""
+    arguments = (x, weight, bias) if kind == "LN" else (x, weight)
     if library == "npnorm":
-        if kind == "LN":
-            return npnorm.layer_norm(x, weight, bias, eps=peers.EPS[kind])
-        return npnorm.rms_norm(x, weight, eps=peers.EPS[kind])
-    if library == "PyTorch":
-        return peers.torch_forward(kind, x, weight, bias)().numpy()
-    return peers.onnxruntime_forward(kind, x, weight, bias)()
+        norm = npnorm.layer_norm if kind == "LN" else npnorm.rms_norm
+        return norm(*arguments, eps=peers.EPS[kind])
+    return peers.as_numpy(peers.FORWARD[library](kind, *arguments)[peers.NAMES[library]]())
 
 
 def number(value):
@@ -62,9 +60,8 @@ def main():
         "`randn * 1e19`": normal * 1e19,
         "`randn * 1e30`": normal * 1e30,
     }
-    libraries = ["npnorm"]
-    libraries += ["PyTorch"] * bool(peers.installed("torch"))
-    libraries += ["ONNX Runtime"] * bool(peers.installed("onnxruntime"))
+    libraries = ["npnorm", *peers.installed("torch", "onnxruntime")]
+    names = [peers.NAMES.get(library, library) for library in libraries]
     sections = []
     for kind, title in (("LN", "LayerNorm"), ("RMS", "RMSNorm")):
         shift = bias if kind == "LN" else np.zeros_like(bias)
@@ -73,9 +70,11 @@ def main():
             x = values.astype(np.float32)
             results = (forward(library, kind, x, weight, shift) for library in libraries)
             lines.append([name, *(number(error(kind, y, x, weight, shift)) for y in results)])
-        sections.append(tables.markdown([f"{title}, {ROWS} x {COLS}", *libraries], lines))
-    footer = tables.provenance("python docs/scripts/accuracy_table.py")
-    tables.publish("accuracy", "\n\n".join([*sections, footer]))
+        sections.append(tables.markdown([f"{title}, {ROWS} x {COLS}", *names], lines))
+    text = "\n\n".join([*sections, tables.footer()])
+    tables.write(tables.GENERATED / "accuracy.md", text)
+    tables.put_in_readme("accuracy", text)
+    print(text)
 
 
 if __name__ == "__main__":
