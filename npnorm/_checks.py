@@ -41,12 +41,11 @@ def checked_array(name: str, value: Any) -> tuple[Array, str]:
             raise ValueError(f"`{name}` must be an array or nested sequences of equal lengths; got {error}") from None
     found = format_of(value.dtype)
     if found is None:
-        if value.dtype.kind == "c":
-            remedy = "norm its real and imaginary parts, or its absolute value"
-        elif value.dtype.kind in "OMmSUV":
-            remedy = "pass an array of floating-point numbers"
-        else:
-            remedy = f"write np.asarray({name}).astype(np.float32)"
+        remedy = (
+            "norm its real and imaginary parts, or its absolute value"
+            if value.dtype.kind == "c"
+            else f"write np.asarray({name}).astype(np.float32)"
+        )
         raise TypeError(
             f"`{name}` must have dtype float16, bfloat16, float32 or float64; got {value.dtype}: {remedy}"
         )

@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ def users_calls(operation, x, vector):
 def test_compile_names_every_kernel_of_every_call(operation, dtype, monkeypatch):
     """And no other. The kernels are stand-ins, which find every row extreme, or none."""
     from npnorm._commands.compile import labelled_kernels
-    from npnorm.cpu import ahead, launch, specialize
+    from npnorm.cpu import ahead, launch, quick, specialize
 
     asked = set()
 
@@ -105,7 +106,7 @@ def test_compile_names_every_kernel_of_every_call(operation, dtype, monkeypatch)
             start, stop = arguments[-2:]
             return start if extreme_rows and key[1] is False else stop
 
-        return run
+        return SimpleNamespace(overloads={None: SimpleNamespace(entry_point=run)})
 
     monkeypatch.setattr(specialize, "build", stand_in)
     monkeypatch.setattr(launch, "STREAMED", 0)
@@ -114,6 +115,8 @@ def test_compile_names_every_kernel_of_every_call(operation, dtype, monkeypatch)
         x, vector = np.ones(shape, dtype), np.ones(shape[1], dtype)
         for extreme_rows in (False, True):  # noqa: B007  a stand-in looks at it
             monkeypatch.setattr(specialize, "_kernels", {})
+            monkeypatch.setattr(quick, "_forward", {})
+            monkeypatch.setattr(quick, "_backward", {})
             for call in users_calls(operation, x, vector):
                 call()
     options = _parser().parse_args(["compile", "--operations", operation, "--dtypes", dtype])
@@ -140,14 +143,16 @@ PROBE = """
 import numpy as np, npnorm
 from npnorm.cpu import cache, launch
 launch.STREAMED = min(launch.STREAMED, 2**20)
-for rows, cols in (3, 8), (500, 2500), (3, 40000):
+for rows, cols in (3, 8), (500, 1000), (500, 2500), (3, 40000):
     for scale in 1, 1e36:
         x = np.random.default_rng(0).standard_normal((rows, cols)).astype(np.float32) * np.float32(scale)
         weight = bias = np.ones(cols, np.float32)
         y, mean, rstd = npnorm.layer_norm(x, weight, bias, return_stats=True)
+        npnorm.layer_norm(x, weight, bias)
         npnorm.layer_norm_backward(x, x, weight, mean=mean, rstd=rstd)
         npnorm.LayerNorm(cols).backward(x, x)
         npnorm.add_rms_norm(x, x, weight)
+        npnorm.add_rms_norm(x, x, weight, return_stats=True)
 print(dict(cache.outcomes))
 """
 
@@ -174,14 +179,14 @@ def test_after_compile_a_new_process_compiles_nothing(tmp_path):
 def test_the_cpu_is_part_of_the_key(tmp_path):
     command = ("-m", "npnorm", "compile", "--operations", "rms_norm", "--cache-dir", tmp_path)
     older = {"NUMBA_CPU_NAME": "x86-64-v2", "NUMBA_CPU_FEATURES": "+sse4.2"}
-    assert "3 compiled, 0 found" in python(*command)[0]
+    assert "6 compiled, 0 found" in python(*command)[0]
     out, _ = python(*command, **older)
-    assert "3 compiled, 0 found" in out and "Set at run time: NUMBA_CPU_NAME=x86-64-v2" in out
+    assert "6 compiled, 0 found" in out and "Set at run time: NUMBA_CPU_NAME=x86-64-v2" in out
     out, err = python(*command, **older)
-    assert "0 compiled, 3 found" in out and "this machine's CPU" not in err
+    assert "0 compiled, 6 found" in out and "this machine's CPU" not in err
     info = json.loads(python("-m", "npnorm", "info", "--json", NPNORM_CACHE_DIR=tmp_path, **older)[0])
     assert info["cpu"]["target"] == "x86-64-v2" and info["cpu"]["features"] == ["sse4.2"]
-    assert info["cache"][0]["kernels"] == 6
+    assert info["cache"][0]["kernels"] == 12
 
 
 def test_a_cpu_without_its_features_is_this_machines(tmp_path, capsys, monkeypatch):
@@ -213,7 +218,7 @@ def test_compile_fails_when_a_kernel_is_not_saved(tmp_path, capsys, monkeypatch)
     monkeypatch.setenv("NPNORM_CACHE_DIR", str(tmp_path))
     assert main(["compile", "--operations", "rms_norm"]) == 1
     out, err = capsys.readouterr()
-    assert "0 compiled, 0 found in the cache, 3 not saved" in out
+    assert "0 compiled, 0 found in the cache, 6 not saved" in out
     assert "no space left" in err
 
 

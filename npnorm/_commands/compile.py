@@ -79,9 +79,10 @@ def checked_calls(
         bias = vector if parameters == "weight+bias" else None
         fused = operation.startswith("add")
         residual = x if fused else None
-        yield plan_forward(
-            centered, x, residual, weight, bias, -1, 1.0, 0.0, False, None, None, False, fused
-        )
+        for return_stats in (False, True):
+            yield plan_forward(
+                centered, x, residual, weight, bias, -1, 1.0, 0.0, False, None, None, return_stats, fused
+            )
         return
     masks: list = [None]
     if parameters == "weight":

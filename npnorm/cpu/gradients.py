@@ -107,7 +107,7 @@ def is_moderate(total, product, double):
     return size == 0.0 or 1.0 / limit < size < limit
 
 
-@njit(**STRICT)
+@njit(**REDUCTION)
 def is_finite(dy, weight):
     """Whether all g are finite, as far as float64 can tell. A row that is not finite is as ordinary as any."""
     sizes = 0.0

@@ -11,6 +11,7 @@ from .runs import run_backward, run_forward
 from .specialize import total_kernel
 from .work import (
     JOB,
+    WIDE,
     extent,
     from_row,
     native,
@@ -26,10 +27,6 @@ from .work import (
 
 MOST_BLOCKS = 32
 """Blocks of rows whose sums for dweight and dbias are kept apart, so that threads can share the rows."""
-
-WIDE = 2**15
-"""Columns from which gradients are applied range by range. Below, the sums of all blocks, at 16 bytes
-a column, take half a megabyte at most."""
 
 RANGE = 2**14
 """Columns of such a range: 256 KB of sums, in the second cache."""

@@ -13,7 +13,7 @@ from numpy import empty, ndarray, zeros
 from .._checks import memory_of
 from .runs import run_backward, run_forward
 from .specialize import kernel, total_kernel
-from .work import SPLIT
+from .work import SPLIT, WIDE
 
 PLAIN = 0x101
 """The flags C_CONTIGUOUS and ALIGNED."""
@@ -130,7 +130,7 @@ def backward(centered, dy, x, weight, mean, rstd, eps, mask, out):
         centered, dy.dtype, dtype, weight_dtype, None if mean is None else "float64",
         None if rstd is None else "float64", mask,
     ))  # fmt: skip
-    if known is None:
+    if known is None or shape[-1] > WIDE:
         return None
     if out is None:
         dx = empty(shape, dtype) if mask[0] else None
