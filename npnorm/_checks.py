@@ -59,7 +59,7 @@ def _is_masked(value: Any) -> bool:
 
 def trailing_axes(axis: Any, ndim: int) -> int:
     """How many trailing axes `axis` names."""
-    if axis == -1 and ndim and type(axis) is int:
+    if type(axis) is int and axis == -1 and ndim:
         return 1
     axes = axis if isinstance(axis, Sequence) and not isinstance(axis, str) else (axis,)
     try:
@@ -206,7 +206,7 @@ def _repeats_elements(array: Array) -> bool:
 def checked_mask(mask: Any, weight: Array | None) -> tuple[bool, bool, bool]:
     if mask is None:
         return True, weight is not None, weight is not None
-    if not isinstance(mask, Sequence | np.ndarray) or len(mask) != 3:
+    if not isinstance(mask, Sequence | np.ndarray) or np.ndim(mask) != 1 or len(mask) != 3:
         raise ValueError(
             f"`output_mask` must be three bools, for dx, dweight and dbias; got {mask!r}"
         )

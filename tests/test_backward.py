@@ -166,12 +166,9 @@ def test_dresidual_with_dx_masked_out(norm):
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_half_dbias_is_rounded_once(norm, dtype):
-    """The sum lies above a tie by less than float32 sees: through float32 it would be rounded down.
-
-    Only rows 2k and 2k + 1 are added to each other in float32, which the bound has room for.
-    """
+    """The sum lies above a tie by less than float32 sees: through float32 it would be rounded down."""
     u = EPSILON[dtype]
-    dy = np.array([[1 + u / 2], [0], [2.0**-40]], np.float32)
+    dy = np.array([[1 + u / 2], [2.0**-40]], np.float32)
     gradients = norm.backward(dy, np.ones_like(dy), np.ones(1, DTYPES[dtype]))
     assert gradients.dbias.astype(float)[0] == 1 + u
 
@@ -286,3 +283,67 @@ def test_add_has_this_backward(norm):
         shift[index] = step
         numeric = (loss(x + shift) - loss(x - shift)) / (2 * step)
         assert numeric == pytest.approx(dx[index], rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("where", ["weight", "dy", "dresidual", "out"])
+def test_given_statistics_are_used_in_float64_computations(norm, where):
+    """Not only with arguments of one dtype: their eps, for one, is known to them alone."""
+    dy, x, weight = inputs((5, 33))
+    saved = norm.saved(norm.forward(x, weight, eps=1.0, return_stats=True))
+    expected = norm.backward(dy, x, weight, **saved)
+    options = dict(saved)
+    if where == "weight":
+        weight = weight.astype(np.float64)
+    elif where == "dy":
+        dy = dy.astype(np.float64)
+    elif where == "dresidual":
+        options["dresidual"] = np.zeros(x.shape)
+    else:
+        options["out"] = (None, np.empty(33), None)
+    gradients = norm.backward(dy, x, weight, **options)
+    np.testing.assert_allclose(gradients.dx, expected.dx, rtol=1e-5, atol=1e-5)
+    again = norm.backward(dy, x, weight, eps=1.0, **{**options, **dict.fromkeys(saved)})
+    assert_same_bits(again.dx, gradients.dx)
+    assert_same_bits(again.dweight, gradients.dweight)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_each_statistic_is_used_without_the_other(norm, dtype):
+    dy, x, weight = inputs((5, 33), dtype)
+    saved = norm.saved(norm.forward(x, weight, return_stats=True))
+    expected = norm.backward(dy, x, weight, **saved)
+    for name, value in saved.items():
+        assert_same_bits(norm.backward(dy, x, weight, **{name: value}).dx, expected.dx)
+        other = 2 * value if name == "rstd" else value + 1  # the caller's own
+        reference = norm.reference("backward")(dy, x, weight, **{name: other}).dx
+        np.testing.assert_allclose(
+            norm.backward(dy, x, weight, **{name: other}).dx, reference, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_products_beyond_float32(norm):
+    """g, or g·x̂, may leave the range of float32 where dx does not."""
+    x = np.array([[1, -3, 2, 5], [1, 2, -3, 4]], np.float32)
+    large = np.full((2, 4), 3e38, np.float32)
+    tiny = np.array([[1, 2, 3, -1], [4, 1, -2, 2]], np.float32) * np.float32(1e-25)
+    for dy, rows, weight in (
+        (large, x * np.float32(1e3), None),
+        (tiny, x * np.float32(1e-20), np.full(4, 1e-20, np.float32)),
+    ):
+        got = norm.backward(dy, rows, weight, eps=0.0).dx
+        wide = None if weight is None else weight.astype(np.float64)
+        exact = norm.reference("backward")(dy.astype(np.float64), rows.astype(np.float64), wide, eps=0.0).dx
+        np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
+
+
+def test_no_eps_is_that_of_x_in_both_directions(norm):
+    """Whatever dtype the weight has."""
+    if norm.centered:
+        pytest.skip("only RMSNorm takes None")
+    x, dy = np.float32([[1e-4, 2e-4, -3e-4]]), np.float32([[1, 0, 0]])
+    expected = norm.backward(dy, x, np.ones(3, np.float32), eps=None).dx
+    for weight in (None, np.ones(3)):
+        _, rstd = norm.forward(x, weight, eps=None, return_stats=True)
+        for kept in (None, rstd):
+            dx = norm.backward(dy, x, weight, rstd=kept, eps=None).dx
+            np.testing.assert_allclose(dx, expected, rtol=1e-5)

@@ -299,3 +299,28 @@ def test_eps_far_above_a_tiny_row(norm):
     result = norm.forward(x, eps=1e300, return_stats=True)
     assert result.rstd[0, 0] == 1e-150
     check_forward(norm, result.y, x, eps=1e300)
+
+
+def test_outputs_of_a_subclass(norm):
+    """np.matrix has always two axes, whatever one asks of it: the result is put where it was to go."""
+    x, weight = random((4, 6), seed=1), random(6, seed=2)
+    out, total = (np.asmatrix(np.empty((4, 6), np.float32)) for _ in range(2))
+    assert norm.forward(x, weight, out=out) is out
+    assert_same_bits(np.asarray(out), norm.forward(x, weight))
+    result = norm.add(x, x, weight, out=out, residual_out=total)
+    assert result.y is out and result.residual_out is total
+    assert_same_bits(np.asarray(total), x + x)
+    dx = norm.backward(x, x, weight, out=(out, None, None)).dx
+    assert dx is out
+    assert_same_bits(np.asarray(dx), norm.backward(x, x, weight).dx)
+
+
+def test_the_residual_sum_is_rounded_once(norm):
+    """A wider residual: through float32 these would be rounded to even, downwards."""
+    for x, residual in (
+        (np.float16([1, 1]), np.float32([2.0**-11 + 2.0**-30, 0])),
+        (np.float16([1, 1]), np.float64([2.0**-11 + 2.0**-30, 0])),
+    ):
+        total = norm.add(x, residual).residual_out
+        assert_same_bits(total, norm.reference("add")(x, residual).residual_out)
+        assert total[0] > 1

@@ -460,3 +460,18 @@ def test_both_norms_say_the_same(norm):
             one.forward(random((ROWS, COLS)), bias=np.ones(3, np.float32))
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
+
+
+def test_arrays_and_bools_as_options(norm):
+    x = random((ROWS, COLS))
+    assert norm.forward(x, axis=np.array([-1])).shape == x.shape
+    for axis in (True, np.True_, (0, True)):
+        with pytest.raises(TypeError, match="`axis` must be an int or a tuple of ints"):
+            norm.forward(x, axis=axis)
+    with pytest.raises(ValueError, match="`output_mask` must be three bools"):
+        norm.backward(x, x, output_mask=np.array(True))
+
+
+def test_ragged_sequences(norm):
+    with pytest.raises(ValueError, match="`x` must be an array or nested sequences of equal lengths"):
+        norm.forward([[1.0, 2.0], [3.0]])

@@ -232,3 +232,19 @@ def test_results_pickle(norm):
     again = pickle.loads(pickle.dumps(result))
     assert type(again) is type(result)
     assert_same_bits(again.y, result.y)
+
+
+def test_reset_after_something_else_was_assigned(norm):
+    """A list, say, which a call takes for an array of float64."""
+    layer = norm.layer(6)
+    layer.weight = [1.0] * 6
+    layer.reset_parameters()
+    assert layer.weight.dtype == np.float32
+
+
+def test_inputs_without_axes(norm):
+    layer = norm.layer(6)
+    with pytest.raises(np.exceptions.AxisError):
+        layer(np.float32(1))
+    with pytest.raises(TypeError, match="`x` must have dtype"):
+        layer(None)

@@ -3,6 +3,7 @@
 Most of it happens in processes of its own, each held to a time it can only miss by hanging.
 """
 
+import gc
 import os
 import platform
 import shutil
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -713,3 +716,105 @@ def test_the_cache_knows_the_cpu(tmp_path):
     before = files_of(tmp_path)
     python(probe, NPNORM_CACHE_DIR=tmp_path, NUMBA_CPU_NAME="generic")
     assert len(files_of(tmp_path)) == 2 * len(before)
+
+
+# The pool
+
+
+JOBS = [(i,) for i in range(4)]
+
+
+@pytest.fixture
+def own_pool(monkeypatch):
+    from npnorm.cpu import pool
+
+    monkeypatch.setattr(pool, "_pool", pool._Pool())
+    return pool
+
+
+def test_no_thread_can_be_started(own_pool, monkeypatch):
+    """A limit on processes, or an interpreter that ends: the caller does the work alone."""
+
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    done = []
+    own_pool.run(done.append, JOBS, 4)
+    assert sorted(done) == [0, 1, 2, 3]
+
+
+def test_an_interrupt_waits_for_helpers(own_pool, monkeypatch):
+    """Nothing is written any more when the exception reaches the caller."""
+    begun, ended, caller = threading.Event(), [], threading.current_thread()
+
+    def job(i):
+        if threading.current_thread() is not caller:
+            begun.set()
+            time.sleep(0.3)
+            ended.append(i)
+
+    class Interrupted(own_pool._Batch):
+        def work(self):
+            if threading.current_thread() is caller:
+                assert begun.wait(HANGS)
+                raise KeyboardInterrupt
+            super().work()
+
+    monkeypatch.setattr(own_pool, "_Batch", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        own_pool.run(job, JOBS, 2)
+    before = list(ended)
+    time.sleep(0.4)
+    assert before and ended == before
+
+
+def test_an_error_keeps_no_arrays(own_pool):
+    class Array:
+        pass
+
+    array = Array()
+    alive = weakref.ref(array)
+
+    def fail(i, array=array):
+        raise ZeroDivisionError
+
+    gc.disable()
+    try:
+        with pytest.raises(ZeroDivisionError):
+            own_pool.run(fail, JOBS, 2)
+        del fail, array
+        for _ in range(100):  # helpers may still hold the batch for a moment
+            if alive() is None:
+                break
+            time.sleep(0.01)
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity")
+def test_the_number_of_threads_follows_the_affinity():
+    code = """
+    import os, npnorm
+    before = npnorm.get_num_threads()
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    print(before, npnorm.get_num_threads())
+    """
+    before, after = map(int, python(code, NPNORM_NUM_THREADS=None).split())
+    assert before >= after == 1
+
+
+def test_every_source_is_part_of_the_key(tmp_path):
+    """An edit of any file of the backend compiles anew."""
+    from npnorm.cpu import cache
+
+    folder = Path(cache.__file__).parent
+    copy = tmp_path / "cpu"
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    keys = set()
+    for source in [None, *sorted(copy.glob("*.py"))]:
+        if source is not None:
+            source.write_text(source.read_text() + "# an edit\n")
+        keys.add(cache.hash_of(copy))
+    assert len(keys) == 1 + len(list(folder.glob("*.py")))

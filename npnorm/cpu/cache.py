@@ -107,7 +107,7 @@ class KernelCache(_Cache):
     def _save(self, sig, data):
         content = dumps(data._reduce())
         name = self._file_name(sig, data.target_context)
-        failure = None
+        failure = OSError("there is no folder for it")
         for folder in folders():
             try:
                 _write(folder, name, _seal(name, content) + content)
@@ -143,12 +143,17 @@ SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX
 
 
 @cache
-def _sources():
-    """A hash of every source file here, since kernels are made of most of them."""
+def hash_of(folder):
+    """A hash of every source file in a folder: kernels are made of most files in this one."""
     found = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(folder.glob("*.py")):
         found.update(path.read_bytes())
     return found.hexdigest()
+
+
+@cache
+def _sources():
+    return hash_of(Path(__file__).parent)
 
 
 def _seal(name, content):

@@ -170,7 +170,7 @@ def make_backward(centered, double, extreme, gather, apply, group):
         size = 2 if group is None else GROUP
         reached = start
         while reached < stop:
-            first, last = reached, min(reached - reached % size + size, stop)
+            first, last = reached, min(reached + size, stop)
             base = first if at_once is not None else 0
             while reached < last:
                 own = part(found, PARAMETERS * (reached - base), PARAMETERS)

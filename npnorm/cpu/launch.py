@@ -121,7 +121,6 @@ def _by_rows(call, arrays, views, gradients, rows, cols):
     mean, rstd = statistic(call.mean), statistic(call.rstd)
     count = max(1, min(MOST_BLOCKS, rows * cols // (2 * JOB), WIDE // cols))
     size = -(-rows // count)
-    size += size % 2  # rows are added in pairs
     blocks = [(s, min(s + size, rows), i) for i, s in enumerate(range(0, rows, size))]
     sums = _sums(plan, len(blocks), cols)
     group = (

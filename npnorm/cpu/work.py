@@ -105,7 +105,7 @@ def over_copies(work, inputs, outputs, axes, rows, cols, jobs):
     """
     arrays = [a if a is None else Rows(a, axes, rows, cols) for a in (*inputs, *outputs)]
     sources, targets = arrays[: len(inputs)], arrays[len(inputs) :]
-    step = max(2, BUFFER // cols // 2 * 2)  # even, since gradients add rows in pairs
+    step = max(1, BUFFER // cols)
 
     def job(start, stop, *rest):
         for first in range(start, stop, step):
