@@ -419,3 +419,45 @@ def test_options_do_not_disturb_each_other(norm, dtype):
             a = norm.forward(narrow, weight, bias, return_stats=stats, **options)
             b = norm.forward(x, weight, bias, return_stats=stats, **options)
             assert_same_bits(a.y if stats else a, b.y if stats else b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("which", ["plain", "weight and bias"])
+def test_threads_that_share_a_row(norm, dtype, which, threads):
+    """A very wide row, cut at the same columns however many threads there are; an extreme one, too."""
+    cols = 2**18 + 4097
+    x = random((2, cols), dtype, 1, offset=3.0)
+    x[1] *= DTYPES[dtype].type(SMALLEST[dtype] if dtype in ("float32", "float64") else 1)
+    given = parameters(cols, which, dtype)
+    for row in x:
+        for options in ({}, {"round_before_weight": True}):
+            threads(1)
+            expected = norm.forward(row, **given, **options)
+            for count in (2, 3, 7):
+                threads(count)
+                assert_same_bits(norm.forward(row, **given, **options), expected)
+            wide = np.empty(cols + 2, x.dtype)[1:-1]
+            wide[...] = row
+            assert_same_bits(norm.forward(wide, **given, **options, out=wide), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_gradients_in_groups(norm, dtype, monkeypatch, threads):
+    """Rows from memory are read and written one by one, with sums for groups of them: the same bits."""
+    launch = pytest.importorskip("npnorm.cpu.launch")
+    for rows, cols in ((35, 257), (50, 769), (700, 1001)):
+        dy, x = random((rows, cols), dtype, 1), random((rows, cols), dtype, 2, offset=2.0)
+        weight, dresidual = random(cols, dtype, 3), random((rows, cols), dtype, 4)
+        x[7:9] = (x[7:9].astype(np.float64) * SMALLEST[dtype]).astype(x.dtype)
+        x[20], dy[34, 7] = 0.0, np.nan
+        monkeypatch.setattr(launch, "STREAMED", np.inf)
+        expected = norm.backward(dy, x, weight, dresidual=dresidual)
+        monkeypatch.setattr(launch, "STREAMED", 0)
+        for count in (1, 3):
+            threads(count)
+            assert_all_same(
+                norm.backward(dy, x, weight, dresidual=dresidual)._asdict(), expected._asdict()
+            )
+            dx = dy.copy()
+            norm.backward(dx, x, weight, dresidual=dresidual, out=(dx, None, None))
+            assert_same_bits(dx, expected.dx)

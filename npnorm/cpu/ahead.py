@@ -18,6 +18,9 @@ def _forward(call):
     if streaming_size() < float("inf"):
         yield plan, False, "stream"
     yield plan._replace(other=None), True, ""  # the residual has been added before
+    if not (plan.double or plan.other or plan.rstd):
+        yield plan, False, "gather"
+        yield plan, False, "apply"
 
 
 def _backward(call):

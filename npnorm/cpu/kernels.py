@@ -19,13 +19,17 @@ from .gradients import (
     write_gradients,
 )
 from .rows import (
+    LEAF,
     add_exactly,
+    add_leaf_sums,
     compensated,
     exact_statistics,
     extreme_statistics,
     in_compute_dtype,
     is_ordinary,
+    mean_and_rstd,
     mean_pair,
+    put_leaf_sums,
     statistics,
     stream_normalized,
     unscaled,
@@ -120,6 +124,34 @@ def make_forward(centered, double, exact, rounding, extreme, zero, stream):
         return reached
 
     return forward
+
+
+def make_wide(centered, rounding, gather):
+    """The halves of the forward kernel for one very wide row that threads share: `gather` adds up leaves."""
+
+    def gather_leaves(x, weight, bias, y, sums, eps, cols, i, start, stop):
+        """The sums of leaves start to stop of row i."""
+        put_leaf_sums(row(rows(x, cols), i), vector(sums, 2 * -(-cols // LEAF) + 1), start, stop, centered)
+        return True
+
+    def apply_leaves(x, weight, bias, y, sums, eps, cols, i, start, stop):
+        """y of leaves start to stop of row i; False, and nothing is written, if the row is extreme."""
+        known = vector(sums, 2 * -(-cols // LEAF) + 1)
+        total, squares = add_leaf_sums(known)
+        m, r = mean_and_rstd(known[0], total, squares, cols, eps, centered)
+        if not is_ordinary(r, None):
+            return False
+        high, low = mean_pair(m, 0.0, centered, None)
+        first, size = LEAF * start, min(LEAF * stop, cols) - LEAF * start
+        source = part(row(rows(x, cols), i), first, size)
+        form = source if rounding is not None else None
+        write_normalized(
+            source, part(vector(weight, cols), first, size), part(vector(bias, cols), first, size),
+            part(row(rows(y, cols), i), first, size), None, high, low, in_compute_dtype(r, None), form,
+        )  # fmt: skip
+        return True
+
+    return apply_leaves if gather is None else gather_leaves
 
 
 def make_total(double):

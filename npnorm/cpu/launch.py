@@ -3,14 +3,17 @@
 import numpy as np
 
 from .._checks import format_of
+from .._threads import get_num_threads
 from . import quick
 from .gradients import PARAMETERS
 from .layout import column_range
 from .machine import streaming_size
+from .rows import LEAF
 from .runs import run_backward, run_forward
-from .specialize import total_kernel
+from .specialize import kernel, total_kernel
 from .work import (
     JOB,
+    SPLIT,
     WIDE,
     extent,
     from_row,
@@ -76,11 +79,41 @@ def forward(call):
             options = (x, residual, weight, bias, total, y, *kept, eps, cols)
             run_forward(plan, "stream" if stream else "", options, start, stop)
 
-        if views is not None:
-            over_views(work, views, jobs)
-        else:
+        if views is None:
             over_copies(work, (x, residual), (total, y), axes, rows, cols, jobs)
+        elif _is_wide(plan, rows, cols):
+            _by_leaves(call, work, views, (weight, bias), rows, cols)
+        else:
+            over_views(work, views, jobs)
     return y, total, _kept(mean, x, axes), _kept(rstd, x, axes)
+
+
+def _by_leaves(call, work, views, parameters, rows, cols):
+    """Rows one after another, each shared by the threads: first its sums, then its elements."""
+    gather, apply = (kernel(call.plan, False, phase) for phase in ("gather", "apply"))
+    leaves = -(-cols // LEAF)
+    step = -(-leaves // (4 * get_num_threads()))
+    ranges = [(start, min(start + step, leaves)) for start in range(0, leaves, step)]
+    arguments = (views[0], *parameters, views[3], np.empty(2 * leaves + 1), call.eps, cols)
+    for i in range(rows):
+        ordinary: list[bool] = []
+
+        def gather_leaves(start, stop, i=i):
+            gather(*arguments, i, start, stop)
+
+        def apply_leaves(start, stop, i=i, ordinary=ordinary):
+            ordinary.append(apply(*arguments, i, start, stop))
+
+        spread(gather_leaves, ranges)
+        spread(apply_leaves, ranges)
+        if not all(ordinary):
+            work(views, 0, i, i + 1)
+
+
+def _is_wide(plan, rows, cols):
+    """Whether threads had better share each row. With options few wide rows have, none is shared."""
+    simple = not (plan.double or plan.other or plan.rstd)
+    return simple and cols >= SPLIT and rows <= get_num_threads() // 2
 
 
 def _kept(statistic, x, axes):

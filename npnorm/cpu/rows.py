@@ -109,6 +109,28 @@ def row_sums(x, scale, shift, double):
     return compensated(total, total_error), compensated(squares, squares_error)
 
 
+@njit(**STRICT)
+def put_leaf_sums(x, sums, start, stop, centered):
+    """The sums of leaves start to stop of a row, two each; the first leaf's begin with the row's first element."""
+    shift = None if centered is None else load(x, 0, 0.0)
+    if start == 0:
+        sums[0] = load(x, 0, 0.0)
+    for leaf in range(start, stop):
+        size = min(LEAF, x.size - LEAF * leaf)
+        sums[2 * leaf + 1], sums[2 * leaf + 2] = leaf_sums(part(x, LEAF * leaf, size), None, shift)
+
+
+@njit(**STRICT)
+def add_leaf_sums(sums):
+    """`row_sums` from those of its leaves, with the same bits."""
+    total, squares = sums[1], sums[2]
+    total_error = squares_error = 0.0
+    for i in range(3, sums.size, 2):
+        total, total_error = add_exactly(total, total_error, sums[i])
+        squares, squares_error = add_exactly(squares, squares_error, sums[i + 1])
+    return compensated(total, total_error), compensated(squares, squares_error)
+
+
 # Statistics
 
 
@@ -121,16 +143,26 @@ def statistics(x, eps, centered, double):
     """
     if centered is None:
         _, squares = row_sums(x, None, None, double)
-        return 0.0, 0.0, 1.0 / math.sqrt(squares / x.size + eps)
+        mean, rstd = mean_and_rstd(0.0, 0.0, squares, x.size, eps, centered)
+        return mean, 0.0, rstd
     shift = load(x, 0, 0.0)
     total, squares = row_sums(x, None, shift, double)
-    mean = shift + total / x.size
+    mean, rstd = mean_and_rstd(shift, total, squares, x.size, eps, centered)
     low = 0.0
     if double is not None:
         total, squares = row_sums(x, None, mean, double)
         low = total / x.size
-    variance = (squares - total * (total / x.size)) / x.size
-    return mean, low, 1.0 / math.sqrt(variance + eps)
+        _, rstd = mean_and_rstd(mean, total, squares, x.size, eps, centered)
+    return mean, low, rstd
+
+
+@njit(**STRICT)
+def mean_and_rstd(shift, total, squares, size, eps, centered):
+    """Statistics of a row of which the sums, shifted by `shift`, are known."""
+    if centered is None:
+        return 0.0, 1.0 / math.sqrt(squares / size + eps)
+    variance = (squares - total * (total / size)) / size
+    return shift + total / size, 1.0 / math.sqrt(variance + eps)
 
 
 @njit(**STRICT)

@@ -6,7 +6,7 @@ from numba import njit, types
 
 from .._locks import importing_or_compiling
 from .arrays import Argument
-from .kernels import make_backward, make_forward, make_total
+from .kernels import make_backward, make_forward, make_total, make_wide
 
 KernelCache: type | None
 try:
@@ -25,9 +25,9 @@ ELEMENTS = {
 def kernel(plan, extreme=False, phase=""):
     """The compiled kernel of a plan, a function of whatever is of the types it was compiled for: it checks nothing.
 
-    `extreme` is the one for rows of extreme size. The phase of a forward kernel is "stream" for
-    outputs larger than the cache, that of a
-    backward kernel "group" for such arrays, or one of its halves, "gather" and "apply".
+    `extreme` is the one for rows of extreme size. The phase "stream", of a forward kernel, and
+    "group", of a backward kernel, are for arrays larger than the cache; "gather" and "apply" are the
+    halves of either for very wide rows.
     """
     key = (plan, extreme, phase)
     return _kernels.get(key) or _compiled(key)
@@ -52,6 +52,8 @@ def build(plan, extreme=False, phase="", cached=True):
     """A new dispatcher, for the key of a kernel."""
     if plan == "total":
         function, signature = _total(extreme, phase)
+    elif phase in ("gather", "apply") and not plan.backward:
+        function, signature = _wide(plan, phase)
     elif plan.backward:
         function, signature = _backward(plan, extreme, phase)
     else:
@@ -93,6 +95,22 @@ def _forward(plan, extreme, phase):
         _array(plan.rstd),
         types.float64,
         *RANGE,
+    )
+    return function, signature
+
+
+def _wide(plan, phase):
+    gather = phase == "gather" or None
+    function = make_wide(plan.centered or None, plan.rounding or None, gather)
+    signature = types.boolean(
+        _array(plan.x),
+        _array(plan.weight),
+        _array(plan.bias),
+        _array(plan.out),
+        _array("float64"),
+        types.float64,
+        *RANGE,
+        types.intp,
     )
     return function, signature
 
