@@ -152,7 +152,8 @@ def _by_rows(call, arrays, views, gradients, rows, cols):
     """Gradients in one pass; dweight and dbias as sums of blocks of rows, which the shape decides."""
     plan, weight = call.plan, scale(call)
     mean, rstd = statistic(call.mean), statistic(call.rstd)
-    count = max(1, min(MOST_BLOCKS, rows * cols // (2 * JOB), WIDE // cols))
+    most = WIDE // (2 * cols if plan.double else cols)
+    count = max(1, min(MOST_BLOCKS, rows * cols // (2 * JOB), most))
     size = -(-rows // count)
     blocks = [(s, min(s + size, rows), i) for i, s in enumerate(range(0, rows, size))]
     sums = _sums(plan, len(blocks), cols)
@@ -210,7 +211,8 @@ def _by_columns(call, arrays, views, gradients, rows, cols):
             if flat is not None:
                 _add_up(plan, total, flat[start:stop])
 
-    spread(apply_range, [(s, min(s + RANGE, cols)) for s in range(0, cols, RANGE)])
+    step = RANGE // 2 if plan.double else RANGE
+    spread(apply_range, [(s, min(s + step, cols)) for s in range(0, cols, step)])
     for gradient, flat in zip(gradients, flats, strict=True):
         if gradient is not None:
             _put_flat(gradient, flat)

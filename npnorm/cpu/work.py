@@ -105,7 +105,8 @@ def over_copies(work, inputs, outputs, axes, rows, cols, jobs):
     """
     arrays = [a if a is None else Rows(a, axes, rows, cols) for a in (*inputs, *outputs)]
     sources, targets = arrays[: len(inputs)], arrays[len(inputs) :]
-    step = max(1, BUFFER // cols)
+    itemsize = max(a.itemsize for a in (*inputs, *outputs) if a is not None)
+    step = max(1, BUFFER // (cols * itemsize))
 
     def job(start, stop, *rest):
         for first in range(start, stop, step):
