@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from . import _backend
 from ._backend import backend
 from ._plan import plan_backward, plan_forward
 from ._results import (
@@ -97,8 +98,9 @@ def layer_norm(
     >>> mean, rstd.round(4)
     (array([[1.]]), array([[0.6325]]))
     """
-    if _is_simple(axis, weight_offset, round_before_weight, return_stats):
-        y = backend().quick_forward(True, x, None, weight, bias, eps, out)
+    quick = _backend.loaded
+    if quick and _is_simple(axis, weight_offset, round_before_weight, return_stats):
+        y = quick.quick_forward(True, x, None, weight, bias, eps, out)
         if y is not None:
             return y
     call = plan_forward(
@@ -186,8 +188,9 @@ def rms_norm(
     >>> npnorm.rms_norm(np.array([3, 4, 5], np.float32)).round(4)
     array([0.7348, 0.9798, 1.2247], dtype=float32)
     """
-    if _is_simple(axis, weight_offset, round_before_weight, return_stats):
-        y = backend().quick_forward(False, x, None, weight, bias, eps, out)
+    quick = _backend.loaded
+    if quick and _is_simple(axis, weight_offset, round_before_weight, return_stats):
+        y = quick.quick_forward(False, x, None, weight, bias, eps, out)
         if y is not None:
             return y
     call = plan_forward(
@@ -255,8 +258,9 @@ def add_layer_norm(
     >>> y.round(4)
     array([ 0.6325, -1.2649,  1.2649, -0.6325], dtype=float32)
     """
-    if residual_out is None and _is_simple(axis, weight_offset, round_before_weight, return_stats):
-        both = backend().quick_forward(True, x, residual, weight, bias, eps, out)
+    quick = None if residual_out is not None else _backend.loaded
+    if quick and _is_simple(axis, weight_offset, round_before_weight, return_stats):
+        both = quick.quick_forward(True, x, residual, weight, bias, eps, out)
         if both is not None:
             return AddNormResult(*both)
     call = plan_forward(
@@ -324,8 +328,9 @@ def add_rms_norm(
     >>> y.round(4)
     array([0.7348, 0.9798, 1.2247], dtype=float32)
     """
-    if residual_out is None and _is_simple(axis, weight_offset, round_before_weight, return_stats):
-        both = backend().quick_forward(False, x, residual, weight, bias, eps, out)
+    quick = None if residual_out is not None else _backend.loaded
+    if quick and _is_simple(axis, weight_offset, round_before_weight, return_stats):
+        both = quick.quick_forward(False, x, residual, weight, bias, eps, out)
         if both is not None:
             return AddNormResult(*both)
     call = plan_forward(
@@ -413,8 +418,9 @@ def layer_norm_backward(
     >>> npnorm.layer_norm_backward(dy, x).dx.round(4)
     array([[ 0.4111, -0.0316, -0.2846, -0.0949]], dtype=float32)
     """
-    if dresidual is None and _is_simple(axis, weight_offset, False, False):
-        gradients = backend().quick_backward(True, dy, x, weight, mean, rstd, eps, output_mask, out)
+    quick = None if dresidual is not None else _backend.loaded
+    if quick and _is_simple(axis, weight_offset, False, False):
+        gradients = quick.quick_backward(True, dy, x, weight, mean, rstd, eps, output_mask, out)
         if gradients is not None:
             return NormGradients(*gradients)
     call = plan_backward(
@@ -489,8 +495,9 @@ def rms_norm_backward(
     >>> npnorm.rms_norm_backward(x, x, eps=1e-4).dx
     array([0.00079952, 0.        , 0.        , 0.        ])
     """
-    if dresidual is None and _is_simple(axis, weight_offset, False, False):
-        gradients = backend().quick_backward(False, dy, x, weight, None, rstd, eps, output_mask, out)
+    quick = None if dresidual is not None else _backend.loaded
+    if quick and _is_simple(axis, weight_offset, False, False):
+        gradients = quick.quick_backward(False, dy, x, weight, None, rstd, eps, output_mask, out)
         if gradients is not None:
             return NormGradients(*gradients)
     call = plan_backward(

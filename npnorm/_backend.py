@@ -4,18 +4,16 @@ from types import ModuleType
 
 from ._locks import importing_or_compiling
 
-_launch: ModuleType | None = None
+loaded: ModuleType | None = None
+"""The backend of NumPy arrays, once it has been imported."""
 
 
 def backend() -> ModuleType:
-    """The backend of NumPy arrays, imported at the first call: it brings Numba."""
-    return _launch or _imported()
+    """The backend of NumPy arrays, imported at the first right call: it brings Numba."""
+    global loaded
+    if loaded is None:
+        with importing_or_compiling:
+            from .cpu import launch
 
-
-def _imported() -> ModuleType:
-    global _launch
-    with importing_or_compiling:
-        from .cpu import launch
-
-        _launch = launch
-    return launch
+            loaded = launch
+    return loaded

@@ -301,6 +301,7 @@ def test_eps_far_above_a_tiny_row(norm):
     check_forward(norm, result.y, x, eps=1e300)
 
 
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
 def test_outputs_of_a_subclass(norm):
     """np.matrix has always two axes, whatever one asks of it: the result is put where it was to go."""
     x, weight = random((4, 6), seed=1), random(6, seed=2)

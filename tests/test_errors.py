@@ -464,8 +464,7 @@ def test_both_norms_say_the_same(norm):
 
 def test_arrays_and_bools_as_options(norm):
     x = random((ROWS, COLS))
-    assert norm.forward(x, axis=np.array([-1])).shape == x.shape
-    for axis in (True, np.True_, (0, True)):
+    for axis in (True, np.True_, (0, True), np.array([-1, -2]), np.array([-1.0])):
         with pytest.raises(TypeError, match="`axis` must be an int or a tuple of ints"):
             norm.forward(x, axis=axis)
     with pytest.raises(ValueError, match="`output_mask` must be three bools"):

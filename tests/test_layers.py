@@ -99,7 +99,7 @@ def test_several_axes(norm):
 
 def test_wrong_calls(norm):
     layer = norm.layer((3, 5))
-    for shape in [(5,), (3,), (), (5, 3), (2, 3, 4), (2, 5)]:
+    for shape in [(5,), (3,), (5, 3), (2, 3, 4), (2, 5)]:
         with pytest.raises(ValueError, match=r"`x`.*\(3, 5\).*`normalized_shape`"):
             layer(np.zeros(shape, np.float32))
         with pytest.raises(ValueError, match=r"`x`.*\(3, 5\).*`normalized_shape`"):

@@ -132,6 +132,15 @@ def test_what_is_not_plain_takes_the_long_way(norm):
         norm.backward(dy, x, weight, out=(None, weight, None))
 
 
+def test_float64_for_an_argument_that_kernels_do_not_see(norm):
+    """dresidual, where dx is masked out: it decides what is computed in, of that call alone."""
+    x, dy, weight, _ = arrays("float32")
+    mask = (False, True, True)
+    expected = norm.backward(dy, x, weight).dweight
+    norm.backward(dy, x, weight, output_mask=mask, dresidual=np.zeros(x.shape))
+    assert_same_bits(norm.backward(dy, x, weight, output_mask=mask).dweight, expected)
+
+
 def test_add(norm, long_way, short_way):
     x, residual, weight, bias = arrays("float32")
     expected = long_way(norm.add, x, residual, weight, bias)

@@ -81,8 +81,7 @@ class KernelCache(_Cache):
             self._save(sig, data)
         except Exception as error:
             _warn(
-                f"one cannot be saved ({error}) and is compiled in every process. "
-                "Set NPNORM_CACHE_DIR to a folder that can be written"
+                f"one cannot be saved ({error}) and is compiled in every process"
             )
 
     def _loaded(self, sig, target_context):
@@ -142,7 +141,6 @@ SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX
 """Numba's settings, from NUMBA_* variables, that change the code of a kernel."""
 
 
-@cache
 def hash_of(folder):
     """A hash of every source file in a folder: kernels are made of most files in this one."""
     found = hashlib.sha256()
@@ -179,7 +177,12 @@ def _warn(what):
     global _warned
     if not _warned:
         _warned = True
-        warnings.warn(f"npnorm's cache of compiled kernels: {what}.", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"npnorm's cache of compiled kernels: {what}. Set NPNORM_CACHE_DIR to a folder that can be "
+            "written to have it elsewhere.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 _warned = False

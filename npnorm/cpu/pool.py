@@ -93,11 +93,12 @@ def run(function, jobs, threads):
     except BaseException:  # Ctrl-C: return when nobody writes any more
         batch.give_up()
         raise
+    error, batch.error = batch.error, None  # else they keep each other, and all arrays
     try:
-        if batch.error is not None:
-            raise batch.error
+        if error is not None:
+            raise error
     finally:
-        del batch  # which the error's traceback would keep, with all arrays
+        del error
 
 
 def _serve(queue):

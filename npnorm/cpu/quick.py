@@ -93,6 +93,8 @@ def remember_backward(call):
     plan = call.plan
     if plan.dresidual or call.weight_offset or plan.out not in (None, plan.x):
         return
+    if plan.double != ("float64" in (plan.x, plan.other, plan.weight)):
+        return  # for an argument that the kernel does not see
     gradient = (call.x if call.weight is None else call.weight).dtype
     if any(array is not None and array.dtype != gradient for array in call.out[1:]):
         return
