@@ -461,3 +461,21 @@ def test_gradients_in_groups(norm, dtype, monkeypatch, threads):
             dx = dy.copy()
             norm.backward(dx, x, weight, dresidual=dresidual, out=(dx, None, None))
             assert_same_bits(dx, expected.dx)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_wide_gradients(norm, dtype, threads):
+    """By rows or by ranges of columns, whatever suits the threads; dx alone by rows in any case."""
+    for cols in (16384, 16385, 20001, 32769):
+        dy, x = random((17, cols), dtype, 1), random((17, cols), dtype, 2, offset=2.0)
+        weight = random(cols, dtype, 3)
+        threads(1)
+        expected = norm.backward(dy, x, weight)
+        for count in (1, 2, 5):
+            threads(count)
+            assert_all_same(norm.backward(dy, x, weight)._asdict(), expected._asdict())
+            alone = norm.backward(dy, x, weight, output_mask=(True, False, False)).dx
+            assert_same_bits(alone, expected.dx)
+            strided = np.concatenate([x, x], axis=1)[:, ::2][:, :cols]  # has no view as rows
+            strided[...] = x
+            assert_all_same(norm.backward(dy, strided, weight)._asdict(), expected._asdict())

@@ -15,6 +15,7 @@ from .work import (
     JOB,
     SPLIT,
     WIDE,
+    cut,
     extent,
     from_row,
     native,
@@ -92,8 +93,7 @@ def _by_leaves(call, work, views, parameters, rows, cols):
     """Rows one after another, each shared by the threads: first its sums, then its elements."""
     gather, apply = (kernel(call.plan, False, phase) for phase in ("gather", "apply"))
     leaves = -(-cols // LEAF)
-    step = -(-leaves // (4 * get_num_threads()))
-    ranges = [(start, min(start + step, leaves)) for start in range(0, leaves, step)]
+    ranges = cut(leaves, 4 * get_num_threads())
     arguments = (views[0], *parameters, views[3], np.empty(2 * leaves + 1), call.eps, cols)
     for i in range(rows):
         ordinary: list[bool] = []
@@ -143,7 +143,10 @@ def backward(call):
     elif any(call.mask):
         arrays = (call.dy, x, call.dresidual, dx)
         views = row_views(arrays, axes, rows, cols)
-        way = _by_rows if views is None or cols <= WIDE else _by_columns
+        sums = any(call.mask[1:])
+        # Two blocks of rows can be shared by threads, but not one; and rows alone always can.
+        few = cols > WIDE or (cols > WIDE // 2 and get_num_threads() > 1)
+        way = _by_columns if views is not None and sums and few else _by_rows
         way(call, arrays, views, (dweight, dbias), rows, cols)
     return dx, dweight, dbias
 
@@ -152,10 +155,7 @@ def _by_rows(call, arrays, views, gradients, rows, cols):
     """Gradients in one pass; dweight and dbias as sums of blocks of rows, which the shape decides."""
     plan, weight = call.plan, scale(call)
     mean, rstd = statistic(call.mean), statistic(call.rstd)
-    most = WIDE // (2 * cols if plan.double else cols)
-    count = max(1, min(MOST_BLOCKS, rows * cols // (2 * JOB), most))
-    size = -(-rows // count)
-    blocks = [(s, min(s + size, rows), i) for i, s in enumerate(range(0, rows, size))]
+    blocks = [(*block, i) for i, block in enumerate(_blocks(plan, rows, cols))]
     sums = _sums(plan, len(blocks), cols)
     group = (
         cols in GROUPED
@@ -211,8 +211,8 @@ def _by_columns(call, arrays, views, gradients, rows, cols):
             if flat is not None:
                 _add_up(plan, total, flat[start:stop])
 
-    step = RANGE // 2 if plan.double else RANGE
-    spread(apply_range, [(s, min(s + step, cols)) for s in range(0, cols, step)])
+    count = -(-cols // (RANGE // 2 if plan.double else RANGE))
+    spread(apply_range, cut(cols, count))
     for gradient, flat in zip(gradients, flats, strict=True):
         if gradient is not None:
             _put_flat(gradient, flat)
@@ -222,6 +222,14 @@ def _is_apart(call):
     """Whether dx shares no memory with dy and x."""
     dx = call.out[0]
     return dx is None or not (np.may_share_memory(dx, call.dy) or np.may_share_memory(dx, call.x))
+
+
+def _blocks(plan, rows, cols):
+    """(start, stop) of blocks of rows: those whose sums are kept apart, or any, if there are no sums."""
+    if not (plan.dweight or plan.dbias):
+        return row_ranges(rows, cols)
+    most = WIDE // (2 * cols if plan.double else cols)
+    return cut(rows, max(1, min(MOST_BLOCKS, rows * cols // (2 * JOB), most)))
 
 
 def _sums(plan, blocks, cols):

@@ -68,9 +68,13 @@ def row_ranges(rows, cols):
     if elements < SPLIT:
         return [(0, rows)]
     threads = get_num_threads()
-    count = 1 if threads == 1 else min(rows, 4 * threads, elements // JOB)
-    size = -(-rows // count)
-    return [(start, min(start + size, rows)) for start in range(0, rows, size)]
+    return cut(rows, 1 if threads == 1 else min(rows, 4 * threads, elements // JOB))
+
+
+def cut(length, count):
+    """(start, stop) of at most `count` pieces of a length, all but the last equal."""
+    size = -(-length // count)
+    return [(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 def spread(function, jobs):
