@@ -41,14 +41,6 @@ COLUMNS = 256
 """Columns of dweight and dbias that are added to at once: with the rows' they stay in the first cache,
 without which a pass over 8192 x 768 took 1.5 times as long."""
 
-SHORT_ROW = 512
-"""Columns of a row that is normalized together with its neighbours."""
-
-TILE = 8
-"""How many: their statistics wait for divisions and a root, and do so together."""
-
-TILE_STATISTICS = 3 * TILE
-
 GROUP = 16
 """Rows whose terms of dweight and dbias are added together: dy and x stay in the second cache."""
 
@@ -68,57 +60,41 @@ def make_forward(centered, double, exact, rounding, extreme, zero, stream):
         residual_rows, total_rows = rows(residual, cols), rows(residual_out, cols)
         weights, biases = vector(weight, cols), vector(bias, cols)
         means, rstds = vector(mean, stop), vector(rstd, stop)
-        step = TILE if extreme is None and cols <= SHORT_ROW else 1
-        found = stack(TILE_STATISTICS)
         reached = start
         while reached < stop:
-            first, last = reached, min(reached + step, stop)
-            while reached < last:
-                source = row(x_rows, reached)
-                if residual is not None:
-                    total = row(total_rows, reached)
-                    write_sum(source, row(residual_rows, reached), total, zero)
-                    source = total
-                m, low, r = statistics(source, eps, centered, double)
-                if extreme is None:
-                    if not is_ordinary(r, double):
-                        break
-                elif reached > start and is_ordinary(r, double):
+            source = row(x_rows, reached)
+            if residual is not None:
+                total = row(total_rows, reached)
+                write_sum(source, row(residual_rows, reached), total, zero)
+                source = total
+            m, low, r = statistics(source, eps, centered, double)
+            scale = None
+            if extreme is None:
+                if not is_ordinary(r, double):
                     break
-                own = part(found, 3 * (reached - first), 3)
-                own[0], own[1], own[2] = m, low, r
-                reached += 1
-            for i in range(first, reached):
-                source = row(x_rows, i)
-                if residual is not None:
-                    source = row(total_rows, i)
-                own = part(found, 3 * (i - first), 3)
-                m, r = own[0], own[2]
-                scale = None
-                if extreme is None:
-                    high, low = mean_pair(m, own[1], centered, double)
-                    scaled_r = in_compute_dtype(r, double)
-                else:
-                    scale, high, low, scaled_r = extreme_statistics(source, eps, centered)
-                    m, r = unscaled(scale, high, scaled_r)
-                if rstd is not None:
-                    if exact is None:
-                        m, r = exact_statistics(source, eps, centered)
-                    rstds[i] = r
-                    if mean is not None:
-                        means[i] = m
-                form = source if rounding is not None else None
-                if stream is None:
-                    write_normalized(
-                        source, weights, biases, row(y_rows, i), scale, high, low, scaled_r, form
-                    )
-                else:
-                    stream_normalized(
-                        source, weights, biases, row(y_rows, i), scale, high, low, scaled_r, form,
-                        row(x_rows, min(i + 1, stop - 1)),
-                    )  # fmt: skip
-            if reached < last:
-                break
+                high, low = mean_pair(m, low, centered, double)
+                scaled_r = in_compute_dtype(r, double)
+            else:
+                if reached > start and is_ordinary(r, double):
+                    break
+                scale, high, low, scaled_r = extreme_statistics(source, eps, centered)
+                m, r = unscaled(scale, high, scaled_r)
+            if rstd is not None:
+                if exact is None:
+                    m, r = exact_statistics(source, eps, centered)
+                rstds[reached] = r
+                if mean is not None:
+                    means[reached] = m
+            form = source if rounding is not None else None
+            y_row = row(y_rows, reached)
+            if stream is None:
+                write_normalized(source, weights, biases, y_row, scale, high, low, scaled_r, form)
+            else:
+                stream_normalized(
+                    source, weights, biases, y_row, scale, high, low, scaled_r, form,
+                    row(x_rows, min(reached + 1, stop - 1)),
+                )  # fmt: skip
+            reached += 1
         if stream is not None:
             finish_streaming()
         return reached
