@@ -214,11 +214,8 @@ def targets(arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--markdown", metavar="FILE", help="write the tables there")
-    parser.add_argument("--json", metavar="FILE", help="write every figure there")
-    parser.add_argument("--plot", metavar="FILE", help="draw the speeds: .svg, .png")
+    tables.add_outputs(parser, "the tables", "the speeds", "few shapes, rough figures")
     parser.add_argument("--readme", action="store_true", help="put the short tables in README.md")
-    parser.add_argument("--quick", action="store_true", help="few shapes, rough figures: a trial")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of every library")
     parser.add_argument("--targets", action="store_true", help="measure what npnorm has to reach")
     arguments = parser.parse_args()

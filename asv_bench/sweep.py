@@ -153,10 +153,7 @@ def plot(results, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--markdown", metavar="FILE", help="write the cliffs there")
-    parser.add_argument("--json", metavar="FILE", help="write every figure there")
-    parser.add_argument("--plot", metavar="FILE", help="draw the curves: .svg, .png")
-    parser.add_argument("--quick", action="store_true", help="every fourth point, once: a trial")
+    tables.add_outputs(parser, "the cliffs", "the curves", "every fourth point, once")
     arguments = parser.parse_args()
     npnorm.set_num_threads(1)
     curves, passes = CURVES, PASSES

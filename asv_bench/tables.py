@@ -51,6 +51,14 @@ def markdown(header, rows):
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def add_outputs(parser, text, drawing, quick):
+    """The options of every script that measures: where its results go, and how long it takes."""
+    parser.add_argument("--markdown", metavar="FILE", help=f"write {text} there")
+    parser.add_argument("--json", metavar="FILE", help="write every figure there")
+    parser.add_argument("--plot", metavar="FILE", help=f"draw {drawing}: .svg, .png")
+    parser.add_argument("--quick", action="store_true", help=f"{quick}: a trial")
+
+
 def write(path, text):
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
