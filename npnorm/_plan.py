@@ -212,5 +212,3 @@ def plan_backward(
         eps,
         weight_offset,
     )
-
-

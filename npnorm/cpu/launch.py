@@ -33,12 +33,13 @@ MOST_BLOCKS = 32
 """Blocks of rows whose sums for dweight and dbias are kept apart, so that threads can share the rows."""
 
 RANGE = 2**14
-"""Columns of such a range: 256 KB of sums, in the second cache."""
+"""Columns of a range in which all rows of a very wide array get their gradients: 256 KB of sums, in the
+second cache."""
 
 GROUPED = range(257, 2049)
 """Columns of rows whose terms of dweight and dbias are added in groups, if they come from memory: the sums
-and a pair of rows do not fit into the first cache together. 8192 x 768 took 0.57 ns an element in groups
-and 0.95 in pairs, 65536 x 64 took 0.70 and 0.61, 4096 x 4096 1.05 and 0.97."""
+and a pair of rows do not fit into the first cache together. 8192 x 768 took 0.68 ns an element in groups
+and 1.02 in pairs, 4096 x 4096 took 0.90 both ways, and 512 x 768, from the cache, 0.57 and 0.54."""
 
 STREAMED = streaming_size()
 """Bytes of an output from which its long rows are written past the cache."""
@@ -46,7 +47,6 @@ STREAMED = streaming_size()
 LONG_ROW = 8192
 """Bytes of a long row. Shorter ones overlap with their neighbours by themselves: 16384 x 1024 of float32
 took 0.9 to 1.4 times a copy with ordinary stores and 1.5 without, 4096 x 4096 took 2.0 and 1.3."""
-
 
 quick_forward, quick_backward = quick.forward, quick.backward
 
@@ -143,11 +143,13 @@ def backward(call):
     elif any(call.mask):
         arrays = (call.dy, x, call.dresidual, dx)
         views = row_views(arrays, axes, rows, cols)
-        sums = any(call.mask[1:])
-        # Two blocks of rows can be shared by threads, but not one; and rows alone always can.
-        few = cols > WIDE or (cols > WIDE // 2 and get_num_threads() > 1)
-        way = _by_columns if views is not None and sums and few else _by_rows
-        way(call, arrays, views, (dweight, dbias), rows, cols)
+        gradients = (dweight, dbias)
+        # Above half of WIDE there is one block of rows, which threads cannot share.
+        wide = cols > WIDE or (cols > WIDE // 2 and get_num_threads() > 1)
+        if wide and views is not None and any(call.mask[1:]):
+            _by_columns(call, views, gradients, rows, cols)
+        else:
+            _by_rows(call, arrays, views, gradients, rows, cols)
     return dx, dweight, dbias
 
 
@@ -186,7 +188,7 @@ def _by_rows(call, arrays, views, gradients, rows, cols):
             _put_flat(gradient, flat)
 
 
-def _by_columns(call, arrays, views, gradients, rows, cols):
+def _by_columns(call, views, gradients, rows, cols):
     """The same bits for very wide rows: first what rows need, then ranges of columns, all rows of each."""
     plan, weight = call.plan, scale(call)
     dy, x = views[:2]

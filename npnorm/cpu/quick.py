@@ -1,6 +1,6 @@
 """Small calls like one that was seen before: straight to the same kernel, without a plan.
 
-A plan and a launch take 4 µs, as long as the norm of ten rows. What they would find out is known here by the
+A plan and a launch take 8 µs, the norm of a row of 768 numbers 0.3. What they would find out is known here by the
 dtypes, once the arrays are seen to be plain: exactly NumPy's class, contiguous, aligned. Whatever
 is not plain, errors too, takes the long way.
 """
@@ -10,7 +10,6 @@ import math
 import numpy as np
 from numpy import empty, ndarray, zeros
 
-from .._checks import memory_of
 from .runs import run_backward, run_forward
 from .specialize import kernel, total_kernel
 from .work import SPLIT, WIDE
@@ -180,11 +179,21 @@ def _is_plain_output(out, wanted, shape, dtype):
 
 def _are_apart(outputs, inputs):
     """Whether outputs surely share memory with no other array."""
-    taken = {memory_of(array) for array in inputs if array is not None}
+    taken = {_memory(array) for array in inputs if array is not None}
     for out in outputs:
         if out is not None:
-            memory = memory_of(out)
+            memory = _memory(out)
             if memory in taken:
                 return False
             taken.add(memory)
     return None not in taken
+
+
+def _memory(array):
+    """The number of the object that holds an array's memory, if that is plain to see: no other has it."""
+    base = array.base
+    if base is None:
+        base = array
+    elif type(base) is bytes:
+        return id(base)
+    return id(base) if type(base) is ndarray and base.flags.owndata else None

@@ -12,8 +12,8 @@ SPLIT = 2**18
 """Elements from which a second thread pays: it costs 20 to 50 µs, and that many elements take 100."""
 
 WIDE = 2**15
-"""Columns from which gradients are applied range by range. Below, the sums of all blocks, at 16 bytes
-a column, take half a megabyte at most."""
+"""Columns above which gradients are applied range by range. Up to it, the sums of all blocks, at 16
+bytes a column, take half a megabyte at most."""
 
 JOB = 2**16
 """Elements of the smallest piece of work that a thread takes."""
