@@ -818,3 +818,32 @@ def test_every_source_is_part_of_the_key(tmp_path):
             source.write_text(source.read_text() + "# an edit\n")
         keys.add(cache.hash_of(copy))
     assert len(keys) == 1 + len(list(folder.glob("*.py")))
+
+
+@pytest.mark.parametrize("setting", ["BOUNDSCHECK", "LOOP_VECTORIZE"])
+def test_numbas_settings_are_part_of_the_key(monkeypatch, setting):
+    import numba
+    from numba.core.registry import cpu_target
+
+    from npnorm.cpu.cache import KernelCache
+
+    def name():
+        return KernelCache("a kernel")._file_name("its types", cpu_target.target_context)
+
+    before = name()
+    assert name() == before
+    monkeypatch.setattr(numba.config, setting, "another")
+    assert name() != before
+
+
+def test_the_python_build_is_part_of_the_key(monkeypatch):
+    """Objects of a free-threaded build are larger: code for another one would read wrong memory."""
+    from numba.core.registry import cpu_target
+
+    from npnorm.cpu import cache
+
+    names = set()
+    for suffix in (".cpython-314-x86_64-linux-gnu.so", ".cpython-314t-x86_64-linux-gnu.so"):
+        monkeypatch.setattr(cache, "EXTENSION_SUFFIXES", [suffix])
+        names.add(cache.KernelCache("a kernel")._file_name("its types", cpu_target.target_context))
+    assert len(names) == 2

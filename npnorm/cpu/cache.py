@@ -10,11 +10,11 @@ import hashlib
 import os
 import pickle
 import sys
-import sysconfig
 import tempfile
 import warnings
 from collections import Counter
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import llvmlite
@@ -80,9 +80,7 @@ class KernelCache(_Cache):
         try:
             self._save(sig, data)
         except Exception as error:
-            _warn(
-                f"one cannot be saved ({error}) and is compiled in every process"
-            )
+            _warn(f"one cannot be saved ({error}) and is compiled in every process")
 
     def _loaded(self, sig, target_context):
         name = self._file_name(sig, target_context)
@@ -130,7 +128,8 @@ class KernelCache(_Cache):
             self._key,
             str(sig),
             target_context.codegen().magic_tuple(),
-            (sysconfig.get_config_var("SOABI"), numba.__version__, llvmlite.__version__),
+            # The first suffix names Python's version and build: free-threaded objects are larger.
+            (EXTENSION_SUFFIXES[0], numba.__version__, llvmlite.__version__),
             [getattr(numba.config, name, None) for name in SETTINGS],
             _sources(),
         )
