@@ -45,6 +45,7 @@ KINDS = {
     "noise": lambda noise, largest, smallest: noise,
     "offset 1e1": lambda noise, largest, smallest: noise + 1e1,
     "offset 1e2": lambda noise, largest, smallest: noise + 1e2,
+    "offset 250": lambda noise, largest, smallest: noise + 250,  # a row is far from zero from 256
     "offset -1e3": lambda noise, largest, smallest: noise - 1e3,
     "offset 1e4": lambda noise, largest, smallest: noise + 1e4,
     "offset 1e5": lambda noise, largest, smallest: noise + 1e5,

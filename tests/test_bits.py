@@ -424,9 +424,10 @@ def test_options_do_not_disturb_each_other(norm, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("which", ["plain", "weight and bias"])
 def test_threads_that_share_a_row(norm, dtype, which, threads):
-    """A very wide row, cut at the same columns however many threads there are; an extreme one, too."""
+    """A very wide row, cut at the same columns however many threads there are; an extreme one and a far one, too."""
     cols = 2**18 + 4097
-    x = random((2, cols), dtype, 1, offset=3.0)
+    x = random((3, cols), dtype, 1, offset=3.0)
+    x[2] += DTYPES[dtype].type(1000)
     x[1] *= DTYPES[dtype].type(SMALLEST[dtype] if dtype in ("float32", "float64") else 1)
     given = parameters(cols, which, dtype)
     for row in x:

@@ -25,6 +25,17 @@ def has_half_instructions():
     return triple.startswith(("aarch64", "arm64")) or "+f16c" in features.split(",")
 
 
+@intrinsic
+def prefer_short_vectors(typingctx):
+    """Compile the calling function with vectors of 256 bits."""
+
+    def codegen(context, builder, signature, args):
+        set.add(builder.function.attributes, '"prefer-vector-width"="256"')
+        return context.get_dummy_value()
+
+    return types.none(), codegen
+
+
 # Lines of the cache
 
 

@@ -56,7 +56,7 @@ def known_statistics(x, mean, rstd, i, eps, centered, double):
         m = mean[i]
         low = 0.0
         if double is not None:
-            total, squares = row_sums(x, None, m, True)
+            total, squares = row_sums(x, None, m, True, True)
             # The squares are looked at so that this loop is compiled as it is in `statistics`.
             low = total / x.size if squares == squares else math.nan
             # A mean that is not the row's, whatever it is for, is left as it is.

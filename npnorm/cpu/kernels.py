@@ -26,6 +26,7 @@ from .rows import (
     exact_statistics,
     extreme_statistics,
     in_compute_dtype,
+    is_far,
     is_ordinary,
     mean_and_rstd,
     mean_pair,
@@ -107,15 +108,14 @@ def make_wide(centered, rounding, gather):
 
     def gather_leaves(x, weight, bias, y, sums, eps, cols, i, start, stop):
         """The sums of leaves start to stop of row i."""
-        put_leaf_sums(row(rows(x, cols), i), vector(sums, 2 * -(-cols // LEAF) + 1), start, stop, centered)
+        put_leaf_sums(row(rows(x, cols), i), vector(sums, 2 * -(-cols // LEAF)), start, stop, centered)
         return True
 
     def apply_leaves(x, weight, bias, y, sums, eps, cols, i, start, stop):
-        """y of leaves start to stop of row i; False, and nothing is written, if the row is extreme."""
-        known = vector(sums, 2 * -(-cols // LEAF) + 1)
-        total, squares = add_leaf_sums(known)
-        m, r = mean_and_rstd(known[0], total, squares, cols, eps, centered)
-        if not is_ordinary(r, None):
+        """y of leaves start to stop of row i; False, and nothing is written, if the row is extreme or far from zero."""
+        total, squares = add_leaf_sums(vector(sums, 2 * -(-cols // LEAF)))
+        m, r = mean_and_rstd(0.0, total, squares, cols, eps, centered)
+        if not is_ordinary(r, None) or (centered is not None and is_far(total, squares, cols)):
             return False
         high, low = mean_pair(m, 0.0, centered, None)
         first, size = LEAF * start, min(LEAF * stop, cols) - LEAF * start

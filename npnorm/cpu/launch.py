@@ -94,7 +94,7 @@ def _by_leaves(call, work, views, parameters, rows, cols):
     gather, apply = (kernel(call.plan, False, phase) for phase in ("gather", "apply"))
     leaves = -(-cols // LEAF)
     ranges = cut(leaves, 4 * get_num_threads())
-    arguments = (views[0], *parameters, views[3], np.empty(2 * leaves + 1), call.eps, cols)
+    arguments = (views[0], *parameters, views[3], np.empty(2 * leaves), call.eps, cols)
     for i in range(rows):
         ordinary: list[bool] = []
 

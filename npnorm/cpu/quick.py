@@ -70,8 +70,8 @@ def forward(centered, x, residual, weight, bias, eps, out):
         return None
     if out is None:
         y = empty(shape, dtype)
-    elif _is_plain_output(out, True, shape, dtype) and _are_apart(
-        (out,), [weight, bias, *(a for a in (x, residual) if a is not out)]
+    elif _is_plain_output(out, shape, dtype) and _are_apart(
+        (out,), (weight, bias, None if x is out else x, None if residual is out else residual)
     ):
         y = out
     else:
@@ -133,21 +133,24 @@ def backward(centered, dy, x, weight, mean, rstd, eps, mask, out):
     ))  # fmt: skip
     if known is None or shape[-1] > WIDE:
         return None
-    if out is None:
-        dx = empty(shape, dtype) if mask[0] else None
-        dweight = empty(row_shape, gradient_dtype) if mask[1] else None
-        dbias = empty(row_shape, gradient_dtype) if mask[2] else None
-    else:
+    dx = dweight = dbias = None
+    if out is not None:
         if type(out) is not tuple or len(out) != 3:
             return None
         dx, dweight, dbias = out
         if not (
-            _is_plain_output(dx, mask[0], shape, dtype)
-            and _is_plain_output(dweight, mask[1], row_shape, gradient_dtype)
-            and _is_plain_output(dbias, mask[2], row_shape, gradient_dtype)
-            and _are_apart(out, [weight, mean, rstd, *(a for a in (dy, x) if a is not dx)])
+            (dx is None or (mask[0] and _is_plain_output(dx, shape, dtype)))
+            and (dweight is None or (mask[1] and _is_plain_output(dweight, row_shape, gradient_dtype)))
+            and (dbias is None or (mask[2] and _is_plain_output(dbias, row_shape, gradient_dtype)))
+            and _are_apart(out, (weight, mean, rstd, None if dy is dx else dy, None if x is dx else x))
         ):
             return None
+    if dx is None and mask[0]:
+        dx = empty(shape, dtype)
+    if dweight is None and mask[1]:
+        dweight = empty(row_shape, gradient_dtype)
+    if dbias is None and mask[2]:
+        dbias = empty(row_shape, gradient_dtype)
     run, total, plan = known
     cols = shape[-1]
     rows = size // cols
@@ -170,30 +173,29 @@ def _is_plain(array, shape):
     return type(array) is ndarray and array.shape == shape and array.flags.num & PLAIN == PLAIN
 
 
-def _is_plain_output(out, wanted, shape, dtype):
-    """Whether kernels can write to it as it is, or it is None and not wanted."""
-    if out is None or not wanted:
-        return out is None and not wanted
+def _is_plain_output(out, shape, dtype):
+    """Whether kernels can write to it as it is."""
     return _is_plain(out, shape) and out.dtype == dtype and out.flags.writeable
 
 
 def _are_apart(outputs, inputs):
     """Whether outputs surely share memory with no other array."""
-    taken = {_memory(array) for array in inputs if array is not None}
+    owners = [_owner(array) for array in inputs if array is not None]
     for out in outputs:
         if out is not None:
-            memory = _memory(out)
-            if memory in taken:
+            owner = _owner(out)
+            if owner is None:
                 return False
-            taken.add(memory)
-    return None not in taken
+            for other in owners:
+                if other is None or other is owner:
+                    return False
+            owners.append(owner)
+    return True
 
 
-def _memory(array):
-    """The number of the object that holds an array's memory, if that is plain to see: no other has it."""
+def _owner(array):
+    """The object that holds an array's memory, if that is plain to see: no other has it."""
     base = array.base
     if base is None:
-        base = array
-    elif type(base) is bytes:
-        return id(base)
-    return id(base) if type(base) is ndarray and base.flags.owndata else None
+        return array
+    return base if type(base) is bytes or (type(base) is ndarray and base.flags.owndata) else None

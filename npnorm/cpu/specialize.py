@@ -58,7 +58,7 @@ def build(plan, extreme=False, phase="", cached=True):
         function, signature = _backward(plan, extreme, phase)
     else:
         function, signature = _forward(plan, extreme, phase)
-    dispatcher = njit(nogil=True, error_model="numpy")(function)
+    dispatcher = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
     if cached and KernelCache is not None:
         key = repr((plan, extreme, phase))
         dispatcher._cache = KernelCache(key)  # type: ignore[attr-defined]
