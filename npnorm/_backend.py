@@ -1,7 +1,9 @@
-"""The backend, which does what a plan says."""
+"""The backends, which do what a plan says."""
 
 from types import ModuleType
+from typing import Any
 
+from ._checks import is_dask
 from ._locks import importing_or_compiling
 
 loaded: ModuleType | None = None
@@ -17,3 +19,12 @@ def backend() -> ModuleType:
 
             loaded = launch
     return loaded
+
+
+def lazy_backend(arrays: tuple[Any, ...]) -> ModuleType | None:
+    """The backend of Dask arrays, with its own plan, if there is one among the arguments of a call."""
+    if not any(map(is_dask, arrays)):
+        return None
+    from . import dask
+
+    return dask

@@ -57,6 +57,11 @@ def _is_masked(value: Any) -> bool:
     return masked is not None and isinstance(value, masked.MaskedArray)
 
 
+def is_dask(value: Any) -> bool:
+    """Whether it is a Dask array, of which there are none before Dask is imported."""
+    return isinstance(value, getattr(sys.modules.get("dask.array"), "Array", ()))
+
+
 def trailing_axes(axis: Any, ndim: int) -> int:
     """How many trailing axes `axis` names."""
     if type(axis) is int and axis == -1 and ndim:
@@ -112,7 +117,7 @@ def checked_parameter_dtype(dtype: Any) -> np.dtype:
 
 def check_layer_input(x: Any, shape: tuple[int, ...]) -> None:
     """Whether the trailing axes of a layer's input are its `normalized_shape`."""
-    got = x.shape if type(x) is np.ndarray else checked_array("x", x)[0].shape
+    got = x.shape if type(x) is np.ndarray or is_dask(x) else checked_array("x", x)[0].shape
     if not got:
         raise np.exceptions.AxisError(-len(shape), 0, "`axis` of `x`")
     if got[len(got) - len(shape) :] != shape or len(got) < len(shape):

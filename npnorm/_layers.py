@@ -53,7 +53,8 @@ class _Norm:
         return True, self.weight is not None, self.bias is not None
 
     def __repr__(self) -> str:
-        dtype = "" if self.weight is None else f", dtype={np.asarray(self.weight).dtype.name}"
+        weight: Any = self.weight if hasattr(self.weight, "dtype") else np.asarray(self.weight)
+        dtype = "" if self.weight is None else f", dtype={weight.dtype.name}"
         return (
             f"{type(self).__name__}({self.normalized_shape}, eps={self.eps}, "
             f"elementwise_affine={self.elementwise_affine}, bias={self.bias is not None}{dtype})"

@@ -2,10 +2,14 @@
 
 import operator
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from .cpu.machine import usable_cpus
 
 _chosen: int | None = None
+_here = threading.local()
 
 
 def set_num_threads(n: int) -> None:
@@ -42,8 +46,9 @@ def get_num_threads() -> int:
     Returns
     -------
     int
-        What `set_num_threads` was given last; else the environment variable NPNORM_NUM_THREADS;
-        else the CPUs that this process may use by its affinity and its container's quota.
+        1 in a task of a Dask array, for Dask has its own threads; else what `set_num_threads` was
+        given last; else the environment variable NPNORM_NUM_THREADS; else the CPUs that this
+        process may use by its affinity and its container's quota.
 
     Raises
     ------
@@ -51,12 +56,25 @@ def get_num_threads() -> int:
         If NPNORM_NUM_THREADS is not an integer of at least 1.
     """
     global _chosen
+    if getattr(_here, "alone", False):
+        return 1
     if _chosen is None:
         value = os.environ.get("NPNORM_NUM_THREADS", "").strip()
         if not value:
             return usable_cpus()  # which may change at any time
         _chosen = _checked("NPNORM_NUM_THREADS", int(value) if value.isdecimal() else value)
     return _chosen
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within it, calls from this thread use no other; what other threads do stays as it is."""
+    before = getattr(_here, "alone", False)
+    _here.alone = True
+    try:
+        yield
+    finally:
+        _here.alone = before
 
 
 def _checked(name: str, value: object) -> int:

@@ -3,10 +3,8 @@
 from typing import Any
 
 from .. import _backend
-from .._backend import backend
-from .._plan import plan_backward
 from .._results import NormGradients
-from .common import Axis, GradientsOut, Mask, given_or_new, is_simple
+from .common import Axis, GradientsOut, Mask, given_or_new, is_simple, planned_backward
 
 
 def layer_norm_backward(
@@ -88,10 +86,10 @@ def layer_norm_backward(
         gradients = quick.quick_backward(True, dy, x, weight, mean, rstd, eps, output_mask, out)
         if gradients is not None:
             return NormGradients(*gradients)
-    call = plan_backward(
+    backend, call = planned_backward(
         True, dy, x, weight, mean, rstd, axis, eps, weight_offset, dresidual, output_mask, out
     )
-    return NormGradients(*given_or_new(out, backend().backward(call)))
+    return NormGradients(*given_or_new(out, backend.backward(call)))
 
 
 def rms_norm_backward(
@@ -165,7 +163,7 @@ def rms_norm_backward(
         gradients = quick.quick_backward(False, dy, x, weight, None, rstd, eps, output_mask, out)
         if gradients is not None:
             return NormGradients(*gradients)
-    call = plan_backward(
+    backend, call = planned_backward(
         False, dy, x, weight, None, rstd, axis, eps, weight_offset, dresidual, output_mask, out
     )
-    return NormGradients(*given_or_new(out, backend().backward(call)))
+    return NormGradients(*given_or_new(out, backend.backward(call)))

@@ -1,12 +1,33 @@
 """What the public functions share: types, the lane of simple calls, outputs that were given."""
 
+from types import ModuleType
 from typing import Any
 
+from .. import _plan
+from .._backend import backend, lazy_backend
 from .._results import Array
 
 Axis = int | tuple[int, ...]
 Mask = tuple[bool, bool, bool]
 GradientsOut = tuple[Array | None, Array | None, Array | None]
+
+
+def planned_forward(*arguments: Any) -> tuple[ModuleType, _plan.Forward]:
+    """The backend for the arrays of a forward call, and that call, checked."""
+    lazy = lazy_backend(arguments)
+    if lazy:
+        return lazy, lazy.plan_forward(*arguments)
+    call = _plan.plan_forward(*arguments)
+    return backend(), call
+
+
+def planned_backward(*arguments: Any) -> tuple[ModuleType, _plan.Backward]:
+    """The same for a backward call."""
+    lazy = lazy_backend(arguments)
+    if lazy:
+        return lazy, lazy.plan_backward(*arguments)
+    call = _plan.plan_backward(*arguments)
+    return backend(), call
 
 
 def given_or_new(out: tuple[Array | None, ...] | None, results: tuple[Array | None, ...]) -> tuple[Array | None, ...]:

@@ -3,10 +3,8 @@
 from typing import Any, Literal, overload
 
 from .. import _backend
-from .._backend import backend
-from .._plan import plan_forward
 from .._results import Array, LayerNormResult, RMSNormResult
-from .common import Axis, is_simple
+from .common import Axis, is_simple, planned_forward
 
 
 @overload
@@ -110,11 +108,11 @@ def layer_norm(
         y = quick.quick_forward(True, x, None, weight, bias, eps, out)
         if y is not None:
             return y
-    call = plan_forward(
+    backend, call = planned_forward(
         True, x, None, weight, bias, axis, eps, weight_offset, round_before_weight, out, None,
         return_stats,
     )  # fmt: skip
-    y, _, mean, rstd = backend().forward(call)
+    y, _, mean, rstd = backend.forward(call)
     if out is not None:
         y = out
     return LayerNormResult(y, mean, rstd) if return_stats else y
@@ -218,11 +216,11 @@ def rms_norm(
         y = quick.quick_forward(False, x, None, weight, bias, eps, out)
         if y is not None:
             return y
-    call = plan_forward(
+    backend, call = planned_forward(
         False, x, None, weight, bias, axis, eps, weight_offset, round_before_weight, out, None,
         return_stats,
     )  # fmt: skip
-    y, _, _, rstd = backend().forward(call)
+    y, _, _, rstd = backend.forward(call)
     if out is not None:
         y = out
     return RMSNormResult(y, rstd) if return_stats else y

@@ -3,10 +3,8 @@
 from typing import Any, Literal, overload
 
 from .. import _backend
-from .._backend import backend
-from .._plan import plan_forward
 from .._results import AddLayerNormStatsResult, AddNormResult, AddRMSNormStatsResult, Array
-from .common import Axis, given_or_new, is_simple
+from .common import Axis, given_or_new, is_simple, planned_forward
 
 
 @overload
@@ -87,11 +85,11 @@ def add_layer_norm(
         both = quick.quick_forward(True, x, residual, weight, bias, eps, out)
         if both is not None:
             return AddNormResult(*both)
-    call = plan_forward(
+    backend, call = planned_forward(
         True, x, residual, weight, bias, axis, eps, weight_offset, round_before_weight, out,
         residual_out, return_stats, True,
     )  # fmt: skip
-    y, total, mean, rstd = backend().forward(call)
+    y, total, mean, rstd = backend.forward(call)
     y, total = given_or_new((out, residual_out), (y, total))
     if return_stats:
         return AddLayerNormStatsResult(y, total, mean, rstd)
@@ -175,11 +173,11 @@ def add_rms_norm(
         both = quick.quick_forward(False, x, residual, weight, bias, eps, out)
         if both is not None:
             return AddNormResult(*both)
-    call = plan_forward(
+    backend, call = planned_forward(
         False, x, residual, weight, bias, axis, eps, weight_offset, round_before_weight, out,
         residual_out, return_stats, True,
     )  # fmt: skip
-    y, total, _, rstd = backend().forward(call)
+    y, total, _, rstd = backend.forward(call)
     y, total = given_or_new((out, residual_out), (y, total))
     if return_stats:
         return AddRMSNormStatsResult(y, total, rstd)

@@ -1,0 +1,471 @@
+"""Dask arrays: the same bits as NumPy's in one piece, without a computation before it is asked for."""
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from bounds import assert_same_bits, check_backward
+from table import DTYPES, LAYER_NORM, NORMS, parameters, random
+
+import npnorm
+
+dask = pytest.importorskip("dask")
+da = pytest.importorskip("dask.array")
+
+SHAPE = (6, 5, 24)
+WHOLE_ROWS = [(2, 3, 24), (6, 5, 24), (1, 1, 24), ((1, 3, 2), (4, 1), 24)]
+CUT_ROWS = [(2, 5, 7), (6, 5, (1, 22, 1))]
+
+of_norms = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.name)
+
+
+@pytest.fixture(autouse=True)
+def synchronous():
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@pytest.fixture
+def nothing_computes():
+    """Whatever is computed fails."""
+
+    def refuse(*arguments, **options):
+        raise AssertionError("a graph was computed")
+
+    return lambda: dask.config.set(scheduler=refuse)
+
+
+def lazy(array, chunks):
+    return da.from_array(array, chunks)
+
+
+def assert_same(results, expected):
+    """Lazy results with the bits of NumPy's, and what Dask was told of them is true."""
+    if not isinstance(results, tuple):
+        results, expected = (results,), (expected,)
+    assert type(results) is type(expected)
+    for result, wanted in zip(results, expected, strict=True):
+        if wanted is None:
+            assert result is None
+            continue
+        assert isinstance(result, da.Array)
+        assert (result.dtype, result.shape) == (wanted.dtype, wanted.shape)
+        assert result._meta.dtype == wanted.dtype and result._meta.ndim == wanted.ndim
+        for place in np.ndindex(*result.numblocks):
+            chunk = result.blocks[place].compute()
+            assert type(chunk) is np.ndarray
+            assert chunk.shape == tuple(sizes[i] for sizes, i in zip(result.chunks, place, strict=True))
+    for result, wanted in zip(dask.compute(*results), expected, strict=True):
+        if wanted is not None:
+            assert_same_bits(result, wanted)
+
+
+@of_norms
+@pytest.mark.parametrize("chunks", WHOLE_ROWS + CUT_ROWS, ids=str)
+@pytest.mark.parametrize("axis", [-1, (2, -2)], ids=str)
+def test_forward_has_the_bits_of_one_piece(norm, chunks, axis, nothing_computes):
+    x, residual = random(SHAPE), random(SHAPE, seed=1)
+    affine = parameters(SHAPE[-1:] if axis == -1 else SHAPE[-2:], "weight and bias")
+    options = {**affine, "axis": axis, "weight_offset": 1.0, "return_stats": True}
+    with nothing_computes():
+        result = norm.forward(lazy(x, chunks), **options)
+        fused = norm.add(lazy(x, chunks), lazy(residual, (3, 5, 8)), **options)
+    assert_same(result, norm.forward(x, **options))
+    assert_same(fused, norm.add(x, residual, **options))
+
+
+@of_norms
+@pytest.mark.parametrize("dtype", [*DTYPES, ">f4"])
+@pytest.mark.parametrize("which", ["plain", "weight", "bias"])
+def test_dtypes_and_parameters(norm, dtype, which):
+    x, options = random((7, 33), dtype), parameters(33, which, "float64")
+    assert_same(norm.forward(lazy(x, (2, 33)), **options), norm.forward(x, **options))
+    assert_same(norm.add(lazy(x, (2, 33)), x, **options), norm.add(x, x, **options))
+    given = {name: None if v is None else lazy(v, 8) for name, v in options.items()}
+    given["round_before_weight"] = options["round_before_weight"] = True
+    assert_same(norm.forward(lazy(x, (2, 9)), **given), norm.forward(x, **options))
+
+
+@of_norms
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0, 0), (9,), (1, 1), (2, 1, 2, 9)], ids=str)
+def test_shapes(norm, shape):
+    x, dy, weight = random(shape), random(shape, seed=1), random(shape[-1:])
+    X, DY = lazy(x, 2), lazy(dy, 3)
+    assert_same(norm.forward(X, weight, return_stats=True), norm.forward(x, weight, return_stats=True))
+    results, expected = norm.backward(DY, X, weight), norm.backward(dy, x, weight)
+    assert_same((results.dx,), (expected.dx,))
+    for name in "dweight", "dbias":
+        result, wanted = getattr(results, name), getattr(expected, name)
+        assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
+        np.testing.assert_allclose(result.compute(), wanted, rtol=1e-6)
+
+
+@of_norms
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chunks", [(2, 3, 24), (6, 1, 5)], ids=str)
+@pytest.mark.parametrize("axis", [-1, (-2, -1)], ids=str)
+def test_backward(norm, dtype, chunks, axis, nothing_computes):
+    x, dy, dresidual = (random(SHAPE, dtype, seed) for seed in range(3))
+    weight = random(SHAPE[-1:] if axis == -1 else SHAPE[-2:], dtype, offset=0.5)
+    saved = norm.saved(norm.forward(x, weight, axis=axis, return_stats=True))
+    options = {"axis": axis, "weight_offset": 0.5}
+    with nothing_computes():
+        X = lazy(x, chunks)
+        lazily_saved = norm.saved(norm.forward(X, weight, axis=axis, return_stats=True))
+        assert lazily_saved.keys() == saved.keys()
+        calls = [
+            norm.backward(lazy(dy, 4), X, weight, **given, dresidual=added, **options)
+            for given in ({}, lazily_saved, saved)
+            for added in (dresidual, lazy(dresidual, (6, 5, 24)))
+        ]
+    expected = norm.backward(dy, x, weight, dresidual=dresidual, **options)
+    results = [type(expected)(*dask.compute(*gradients)) for gradients in calls]
+    check_backward(norm, results[0], dy, x, weight, dresidual=dresidual, **options)
+    for gradients in results:
+        assert_same_bits(gradients.dx, expected.dx)
+        for name in "dweight", "dbias":
+            assert_same_bits(getattr(gradients, name), getattr(results[0], name))
+
+
+@of_norms
+@pytest.mark.parametrize("dtype", [*DTYPES, ">f4"])
+@pytest.mark.parametrize("weight_dtype", [None, *DTYPES])
+def test_gradients_of_one_chunk_have_the_bits_of_numpy(norm, dtype, weight_dtype):
+    """So they are rounded once, bfloat16 too, and dx does not know that the sums are wanted in float64."""
+    x, dy = random((40, 33), dtype), random((40, 33), dtype, seed=1)
+    weight = None if weight_dtype is None else random(33, weight_dtype)
+    mask = (True, True, True)
+    expected = norm.backward(dy, x, weight, output_mask=mask)
+    assert_same(norm.backward(lazy(dy, -1), lazy(x, -1), weight, output_mask=mask), expected)
+
+
+@of_norms
+def test_output_mask(norm):
+    x, dy = random((7, 33)), random((7, 33), seed=1)
+    X, DY = lazy(x, (3, 33)), lazy(dy, (3, 33))
+    for mask in np.ndindex(2, 2, 2):
+        gradients = norm.backward(DY, X, output_mask=tuple(map(bool, mask)))
+        assert [g is not None for g in gradients] == list(map(bool, mask))
+    assert norm.backward(DY, X).dweight is None
+    only = norm.backward(DY, X, output_mask=(False, True, False), dresidual=X).dweight
+    assert_same_bits(only.compute(), norm.backward(DY, X, random(33)).dweight.compute())
+
+
+def test_parts_are_added_without_loss():
+    """Every level of a plain tree of eights would lose seven halves of a unit, of which the bound allows 8."""
+    dy = np.zeros((512, 1))
+    dy[0] = 1
+    for step in 1, 8, 64:
+        dy[step : 8 * step : step] = 2.0**-53
+    gradients = npnorm.layer_norm_backward(lazy(dy, (1, 1)), np.ones((512, 1)), np.ones(1))
+    assert gradients.dbias.compute() == 1 + 21 * 2.0**-53
+
+
+def test_infinite_gradients_stay_in_their_columns():
+    dy = random((9, 4))
+    dy[4] = [np.inf, -np.inf, np.nan, 0]
+    dy[7, 0] = -np.inf
+    dbias = npnorm.rms_norm_backward(lazy(dy, (2, 4)), random((9, 4), seed=1), np.ones(4)).dbias
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(dbias.compute(), dy.sum(axis=0), rtol=1e-5)
+
+
+def test_gradients_are_the_same_for_every_scheduler_and_configuration():
+    x, dy, weight = random((300, 5, 40)), random((300, 5, 40), seed=1), random(40, "float64")
+
+    def gradients(**configuration):
+        with dask.config.set(configuration):
+            lazily = npnorm.layer_norm_backward(lazy(dy, (7, 2, 40)), lazy(x, (7, 2, 40)), weight)
+            return dask.compute(*lazily)
+
+    expected = gradients()
+    for configuration in (
+        {"scheduler": "threads", "num_workers": 1},
+        {"scheduler": "threads", "num_workers": 5},
+        {"split_every": 2},
+        {"array.chunk-size": "1kiB"},
+    ):
+        for result, wanted in zip(gradients(**configuration), expected, strict=True):
+            assert_same_bits(result, wanted)
+
+
+@of_norms
+def test_unknown_chunk_sizes(norm, nothing_computes):
+    x, weight = random(SHAPE), random(24)
+    keep = x[:, 0, 0] > 0
+    X = lazy(x, (2, 2, 10))
+    with nothing_computes():
+        X = X[lazy(keep, 2)]
+        assert np.isnan(X.shape[0])
+        result = norm.add(X, X, weight, return_stats=True)
+        gradients = norm.backward(X, X, weight, **norm.saved(result), dresidual=X)
+    x = x[keep]
+    expected = norm.add(x, x, weight, return_stats=True)
+    for one, other in zip(dask.compute(*result), expected, strict=True):
+        assert_same_bits(one, other)
+    expected = norm.backward(x, x, weight, **norm.saved(expected), dresidual=x)
+    computed = type(expected)(*dask.compute(*gradients))
+    assert_same_bits(computed.dx, expected.dx)
+    np.testing.assert_allclose(computed.dweight, expected.dweight, rtol=1e-6)
+
+
+@of_norms
+def test_one_dask_array_makes_the_call_lazy(norm):
+    x, weight = random((40, 33)), random(33)
+    expected = norm.forward(x, weight)
+    assert_same(norm.forward(x, lazy(weight, 5)), expected)
+    assert_same(norm.forward(x.tolist(), lazy(weight, 5)), norm.forward(x.tolist(), weight))
+    assert_same(norm.add(x, lazy(x, (7, 33)), weight), norm.add(x, x, weight))
+    gradients = norm.backward(lazy(x, (7, 33)), x, weight)
+    assert gradients.dx.chunks == ((7,) * 5 + (5,), (33,))
+    assert_same_bits(gradients.dx.compute(), norm.backward(x, x, weight).dx)
+
+
+def test_a_weight_is_taken_as_it_is_at_the_call():
+    x, weight, bias = random((4, 8)), random(8), random(8)
+    expected = npnorm.layer_norm(x, weight, bias)
+    y = npnorm.layer_norm(lazy(x, 2), weight, bias)
+    weight[:], bias[:] = 7, 7
+    assert_same_bits(y.compute(), expected)
+
+
+@of_norms
+def test_layers(norm, nothing_computes):
+    x, dy = random((6, 5, 8)), random((6, 5, 8), seed=1)
+    layer = norm.layer((5, 8), bias=True)
+    layer.weight = random((5, 8))
+    with nothing_computes():
+        result = layer(lazy(x, (2, 5, 8)), return_stats=True)
+        gradients = layer.backward(lazy(dy, 3), lazy(x, (2, 5, 8)), **norm.saved(result))
+    expected = layer(x, return_stats=True)
+    assert_same(result, expected)
+    assert_same_bits(gradients.dx.compute(), layer.backward(dy, x, **norm.saved(expected)).dx)
+    with nothing_computes():
+        layer.weight = lazy(layer.weight, 2)
+        assert "dtype=float32" in repr(layer)
+        result = layer(lazy(x, (2, 5, 8)), return_stats=True)
+    assert_same(result, expected)
+
+
+def test_chunks_of_whole_rows_are_no_larger_than_they_were():
+    for shape, chunks in [((100, 1000), (100, 10)), ((30, 30, 1000), (30, 5, 50)), ((3, 1000), (3, 10))]:
+        x = da.ones(shape, chunks=chunks)
+        y = npnorm.rms_norm(x)
+        assert y.numblocks[-1] == 1
+        limit = max(np.prod(chunks), shape[-1])
+        assert np.prod(y.chunksize) <= limit
+    assert npnorm.rms_norm(da.ones((100, 1000), chunks=(7, 1000))).chunks == ((7,) * 14 + (2,), (1000,))
+
+
+@of_norms
+@pytest.mark.parametrize(
+    ("error", "message", "change"),
+    [
+        (ValueError, "`out` must be None for Dask arrays.*got ndarray", {"out": np.empty((6, 8))}),
+        (ValueError, r"`weight` must have shape \(8,\).*got \(7,\)", {"weight": np.ones(7)}),
+        (ValueError, r"`bias` must have shape \(8,\).*got \(9,\)", {"bias": da.ones(9)}),
+        (ValueError, "`eps` must be a finite real number", {"eps": -1.0}),
+        (ValueError, "`axis` must name the trailing axes", {"axis": 0}),
+        (np.exceptions.AxisError, "out of bounds", {"axis": 2}),
+        (TypeError, r"`x`.*got int64: write x.astype\(np.float32\)", {"x": da.ones((6, 8), dtype=int)}),
+        (TypeError, "`weight` must have dtype.*got bool", {"weight": da.ones(8, dtype=bool)}),
+        (TypeError, "`x`.*got chunks of numpy.ma.*filled", {"x": da.ma.masked_equal(da.ones((6, 8)), 2)}),
+    ],
+    ids=lambda value: None if isinstance(value, type) else "-".join(value) if isinstance(value, dict) else "",
+)
+def test_errors_come_before_a_computation(norm, error, message, change, nothing_computes):
+    arguments = {"x": da.ones((6, 8), chunks=(2, 8)), "weight": np.ones(8), "bias": None, **change}
+    with nothing_computes(), pytest.raises(error, match=message):
+        norm.forward(**arguments)
+
+
+@of_norms
+def test_errors_of_several_arrays(norm, nothing_computes):
+    X = da.ones((6, 8), chunks=(2, 8))
+    unknown = X[X[:, 0] > 0]
+    x = np.ones((6, 8))
+    wrong = [
+        (lambda: norm.backward(X, X[:4]), r"`dy` must have shape \(4, 8\)"),
+        (lambda: norm.add(X, X[:4]), r"`residual` must have shape \(6, 8\)"),
+        (lambda: norm.backward(X, X, rstd=X), r"`rstd` must have shape \(6, 1\)"),
+        (lambda: norm.backward(X, X, out=(x, None, None)), "`out` must be None for Dask arrays"),
+        (lambda: norm.add(X, X, residual_out=x), "`residual_out` must be None"),
+        (lambda: norm.forward(unknown.T), "`x` must be of known lengths on the normalized axes"),
+        (lambda: norm.forward(X, unknown[:, 0]), "`weight` must be of known lengths"),
+        (lambda: norm.backward(x, unknown), "`dy` must be a Dask array in the same chunks.*got ndarray"),
+        (lambda: norm.backward(unknown, x), "`x` must be a Dask array in the same chunks.*got ndarray"),
+        (lambda: norm.backward(X, unknown), "`dy` must be .* in the same chunks.*got chunks"),
+        (lambda: norm.backward(unknown.rechunk({0: -1}), unknown), "`dy` must be .* in the same chunks"),
+        (lambda: norm.layer(7)(X), r"`x` must end in the axes \(7,\)"),
+    ]
+    for call, message in wrong:
+        with nothing_computes(), pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(TypeError, match=r"`out\[0\]` must be a NumPy array; got Array"):
+        norm.backward(x, x, out=(X, None, None))
+    expected = "`residual` must have shape"  # the lengths differ, which only the task can see
+    with pytest.raises(ValueError, match=expected):
+        norm.add(unknown, X[X[:, 0] > 1]).y.compute()
+
+
+def test_tasks_keep_to_their_thread(threads, monkeypatch):
+    from npnorm.cpu import pool
+
+    threads(4)
+    x, weight = np.ones((600, 1024), np.float32), np.ones(1024, np.float32)
+    seen = []
+    started = pool._Pool.grow
+    monkeypatch.setattr(pool._Pool, "grow", lambda self, count: seen.append(count) or started(self, count))
+    npnorm.layer_norm(x, weight)
+    npnorm.layer_norm_backward(x, x, weight)
+    assert len(seen) == 2  # large enough for threads
+    X = lazy(x, -1)
+    for scheduler in "synchronous", "threads":
+        with dask.config.set(scheduler=scheduler):
+            npnorm.layer_norm(X, weight).compute()
+            dask.compute(*npnorm.layer_norm_backward(X, X, weight))
+    assert len(seen) == 2
+    assert npnorm.get_num_threads() == 4
+
+
+def test_one_thread_alone_leaves_the_others_as_they_are(threads):
+    from npnorm._threads import alone
+
+    threads(3)
+    there = []
+    with alone():
+        with alone():
+            pass
+        assert npnorm.get_num_threads() == 1
+        other = threading.Thread(target=lambda: there.append(npnorm.get_num_threads()))
+        other.start()
+        other.join()
+    with pytest.raises(KeyError), alone():
+        raise KeyError
+    assert npnorm.get_num_threads() == 3 and there == [3]
+
+
+def example():
+    """Lazy results, and what they must be."""
+    x, dy, weight = random((64, 40)), random((64, 40), seed=1), random(40)
+    X = lazy(x, (9, 13))
+    y, *saved = npnorm.layer_norm(X, weight, return_stats=True)
+    gradients = npnorm.layer_norm_backward(lazy(dy, 20), X, weight, mean=saved[0], rstd=saved[1])
+    expected = npnorm.layer_norm(x, weight, return_stats=True)
+    return (y, *saved, gradients.dx, gradients.dweight), (*expected, npnorm.layer_norm_backward(dy, x, weight).dx)
+
+
+def check_example(compute):
+    lazily, expected = example()
+    results = compute(*lazily)
+    for result, wanted in zip(results[:4], expected, strict=True):
+        assert_same_bits(result, wanted)
+    assert_same_bits(results[4], lazily[4].compute(scheduler="synchronous"))
+
+
+def test_threaded_scheduler():
+    check_example(lambda *arrays: dask.compute(*arrays, scheduler="threads"))
+
+
+def test_process_scheduler():
+    check_example(lambda *arrays: dask.compute(*arrays, scheduler="processes", num_workers=2))
+
+
+@pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])
+def test_distributed_scheduler(processes):
+    distributed = pytest.importorskip("distributed")
+    options = {"n_workers": 1, "threads_per_worker": 2, "dashboard_address": None}
+    with (
+        dask.config.set(scheduler=None),
+        distributed.LocalCluster(processes=processes, **options) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        check_example(lambda *arrays: client.gather(client.compute(list(arrays))))
+
+
+MEMORY = """
+import resource, sys
+import dask, dask.array as da, numpy as np, zarr, npnorm
+
+folder, load = sys.argv[1], sys.argv[2] == "load"
+dask.config.set(scheduler="threads", num_workers=2)
+options = {"shape": (100_000, 1000), "chunks": (4000, 1000), "dtype": "float32", "compressors": None}
+x = zarr.create_array(folder + "/x", **options)
+for start in range(0, len(x), 4000):
+    x[start : start + 4000] = np.random.default_rng(start).standard_normal((4000, 1000), np.float32)
+y = zarr.create_array(folder + "/y", **options)
+weight = np.ones(1000, np.float32)
+
+def norm(x, y):
+    result = npnorm.layer_norm(x, weight)
+    gradients = npnorm.layer_norm_backward(x, x, weight, output_mask=(False, True, True))
+    stored = da.store(result, y, compute=False, lock=False)
+    return dask.compute(stored, *gradients[1:])
+
+lazy = da.from_zarr(x)
+norm(lazy[:10], np.empty((10, 1000), np.float32))  # compiles
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+if load:
+    lazy = da.from_array(lazy.compute(), chunks=lazy.chunks)
+_, dweight, dbias = norm(lazy, y)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+np.testing.assert_array_equal(y[-3:], npnorm.layer_norm(x[-3:], weight))
+print((after - before) // 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is counted in other units elsewhere")
+def test_peak_memory_of_an_array_on_disk(tmp_path):
+    """400 MB are normed, and their gradients added up, in less than 150 MB; loading them would be noticed."""
+    pytest.importorskip("zarr")
+
+    def megabytes(how):
+        command = [sys.executable, "-c", MEMORY, str(tmp_path / how), how]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert run.returncode == 0, run.stderr
+        return int(run.stdout)
+
+    assert megabytes("stream") < 150
+    assert megabytes("load") > 380
+
+
+@pytest.mark.parametrize("dask_option", ["parallelized", "allowed"])
+def test_xarray(dask_option):
+    xarray = pytest.importorskip("xarray")
+    x, weight = random((6, 5, 8)), random(8)
+    array = xarray.DataArray(x, dims=("time", "place", "channel")).chunk(time=2)
+    y = xarray.apply_ufunc(
+        npnorm.layer_norm,
+        array,
+        kwargs={"weight": weight},
+        input_core_dims=[["channel"]],
+        output_core_dims=[["channel"]],
+        dask=dask_option,
+        output_dtypes=[x.dtype],
+    )
+    assert isinstance(y.data, da.Array)
+    assert_same_bits(y.values, npnorm.layer_norm(x, weight))
+
+
+def test_dask_is_not_imported():
+    code = """
+import sys
+import numpy as np
+import npnorm
+npnorm.layer_norm(np.ones((2, 3)), axis=(0, 1))
+npnorm.LayerNorm(3)(np.ones((2, 3)))
+assert not [name for name in sys.modules if name.split(".")[0] in ("dask", "distributed")]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_graphs_of_equal_calls_are_equal():
+    """So that Dask computes what they share once."""
+    x, weight = random((6, 8)), random(8)
+    one, other = (npnorm.layer_norm(lazy(x, 2), weight) for _ in range(2))
+    assert one.name == other.name
+    assert one.name != npnorm.layer_norm(lazy(x, 2), 2 * weight).name
+    assert one.name != npnorm.layer_norm(lazy(x, 2), weight, eps=1e-3).name
+    assert LAYER_NORM.backward(lazy(x, 2), lazy(x, 2)).dx.name != one.name
