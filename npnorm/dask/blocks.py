@@ -11,7 +11,7 @@ from .._threads import alone
 from ..cpu.specialize import total_kernel
 
 
-def forward_block(
+def norm_forward(
     x, residual, weight, bias, *, centered, axes, eps, weight_offset, rounding, stats, fused
 ):
     """y, residual_out, mean and rstd of a chunk, as the CPU backend gives them."""
@@ -21,7 +21,7 @@ def forward_block(
         return backend().forward(plan_forward(centered, x, residual, weight, bias, *options))
 
 
-def backward_block(
+def norm_backward(
     dy, x, weight, mean, rstd, dresidual, *, centered, axes, eps, weight_offset, mask
 ):
     """dx of a chunk, and its parts of dweight and dbias: pairs of a float64 sum and what additions lost of it.
@@ -40,7 +40,7 @@ def backward_block(
     return dx, *(part if part is None else part.reshape((1,) * lead + part.shape) for part in parts)
 
 
-def take(results, index):
+def norm_result(results, index):
     """One of a chunk's results."""
     return results[index]
 

@@ -16,7 +16,7 @@ def forward(call):
     """y, residual_out, mean and rstd of a checked call, None where they are not asked for."""
     plan, x, axes = call.plan, call.x, call.axes
     results = _map(
-        blocks.forward_block,
+        blocks.norm_forward,
         (x, call.residual, call.weight, call.bias),
         centered=plan.centered,
         axes=axes,
@@ -38,7 +38,7 @@ def backward(call):
     """dx, dweight and dbias of a checked call, None where they are masked out."""
     x, axes = call.x, call.axes
     results = _map(
-        blocks.backward_block,
+        blocks.norm_backward,
         (call.dy, x, call.weight, call.mean, call.rstd, call.dresidual),
         centered=call.plan.centered,
         axes=axes,
@@ -55,24 +55,16 @@ def backward(call):
     return dx, dweight, dbias
 
 
-def _map(function, arrays, centered, **options):
+def _map(function, arrays, **options):
     """An array whose chunks are the tuples that `function` returns, one for each chunk of x."""
     x = arrays[0]
-    return da.map_blocks(
-        function,
-        *arrays,
-        token="layer_norm" if centered else "rms_norm",
-        dtype=x.dtype,
-        meta=_meta(x.ndim, x.dtype),
-        centered=centered,
-        **options,
-    )
+    return da.map_blocks(function, *arrays, dtype=x.dtype, meta=_meta(x.ndim, x.dtype), **options)
 
 
 def _take(results, index, chunks, dtype, new_axis=None):
     meta = _meta(len(chunks), dtype)
     return da.map_blocks(
-        blocks.take, results, index, token="npnorm", dtype=dtype, chunks=chunks, new_axis=new_axis, meta=meta
+        blocks.norm_result, results, index, dtype=dtype, chunks=chunks, new_axis=new_axis, meta=meta
     )
 
 
