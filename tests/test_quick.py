@@ -32,7 +32,7 @@ def short_way(monkeypatch):
 
     def call(function, *arguments, **options):
         with monkeypatch.context() as patch:
-            for name in ("forward.plan_forward", "fused.plan_forward", "backward.plan_backward"):
+            for name in ("forward.planned_forward", "fused.planned_forward", "backward.planned_backward"):
                 patch.setattr(f"npnorm._api.{name}", None)
             return function(*arguments, **options)
 

@@ -8,7 +8,6 @@ from .._backend import backend
 from .._checks import format_of
 from .._plan import plan_backward, plan_forward
 from .._threads import alone
-from ..cpu.specialize import total_kernel
 
 
 def norm_forward(
@@ -71,6 +70,9 @@ def round_pairs(pairs, axis, keepdims=False, *, gradient_dtype):
     total = add_pairs(pairs, axis)
     gradient = np.empty(total.shape[len(axis) :], gradient_dtype)
     if gradient.size:
+        backend()  # which imports Numba as no fork may interrupt it
+        from ..cpu.specialize import total_kernel
+
         # Not NumPy's conversion, which takes two roundings to bfloat16.
         total_kernel(True, format_of(gradient.dtype))(total, gradient, 1, gradient.size)
     return gradient
