@@ -5,24 +5,33 @@ The numbers are the fields of onnx.proto3; https://github.com/onnx/onnx/blob/mai
 
 import numpy as np
 
-OPERATORS = {"LN": ("LayerNormalization", 17), "RMS": ("RMSNormalization", 23)}
 ELEMENTS = {"float32": 1, "float16": 10, "float64": 11}  # TensorProto.DataType
 
 
-def one_node_model(kind, eps, inputs):
-    """The bytes of a model from named arrays, x first, to y; None for a dtype it cannot have."""
-    operator, opset = OPERATORS[kind]
-    x = inputs["x"]
-    if x.dtype.name not in ELEMENTS:
+def one_node_model(operator, opset, inputs, outputs, domain="", **attributes):
+    """The bytes of a model of one operator: named arrays in, names out; "" leaves an output out.
+
+    `attributes` are ints and NumPy float32 numbers. None for a dtype that a model cannot have.
+    """
+    if any(array.dtype.name not in ELEMENTS for array in inputs.values()):
         return None
-    axis = _field(1, "axis") + _field(3, -1) + _field(20, 2)  # type 2 is INT
-    epsilon = _field(1, "epsilon") + _field(2, np.float32(eps)) + _field(20, 1)  # FLOAT
     node = b"".join(_field(1, name) for name in inputs)
-    node += _field(2, "y") + _field(4, operator) + _field(5, axis) + _field(5, epsilon)
+    node += b"".join(_field(2, name) for name in outputs)
+    node += _field(4, operator) + _field(7, domain)
+    node += b"".join(_field(5, _attribute(name, value)) for name, value in attributes.items())
     graph = _field(1, node) + _field(2, "norm")
     graph += b"".join(_field(11, _value(name, array)) for name, array in inputs.items())
-    graph += _field(12, _value("y", x))
-    return _field(1, 10) + _field(7, graph) + _field(8, _field(1, "") + _field(2, opset))
+    graph += b"".join(_field(12, _field(1, name)) for name in outputs if name)
+    opsets = _field(8, _field(1, "") + _field(2, opset))
+    if domain:
+        opsets += _field(8, _field(1, domain) + _field(2, 1))
+    return _field(1, 10) + _field(7, graph) + opsets
+
+
+def _attribute(name, value):
+    floating = isinstance(value, np.float32)
+    number, kind = (2, 1) if floating else (3, 2)  # FLOAT, INT
+    return _field(1, name) + _field(number, value) + _field(20, kind)
 
 
 def _value(name, array):

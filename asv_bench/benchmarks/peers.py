@@ -110,7 +110,8 @@ def onnxruntime_forward(kind, x, weight, bias=None):
     import onnxruntime
 
     inputs = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
-    model = one_node_model(kind, EPS[kind], inputs)
+    operator, opset = {"LN": ("LayerNormalization", 17), "RMS": ("RMSNormalization", 23)}[kind]
+    model = one_node_model(operator, opset, inputs, ["y"], axis=-1, epsilon=np.float32(EPS[kind]))
     if model is None:
         return {}
     options = onnxruntime.SessionOptions()
