@@ -14,13 +14,16 @@ extras = $(addprefix $(VENV)/extra-,$(1))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint docs bench bench-history peers targets sweep clean
+.PHONY: help demo train test lint docs bench bench-history peers targets sweep clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
 demo: $(call extras,example) $(VENV)/model ## compute sentence embeddings with a real model
 	@$(BIN)/python examples/sentence_embeddings.py
+
+train: $(call extras,example) ## train a small GPT in plain NumPy: 2 minutes
+	@$(BIN)/python examples/train_tiny_gpt.py
 
 test: $(call extras,test example) $(VENV)/model ## run the tests and the doctests
 	@$(BIN)/python -m pytest -n $(WORKERS)
