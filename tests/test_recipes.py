@@ -38,6 +38,11 @@ def arrays(request):
     return make_arrays(DTYPES[request.param])
 
 
+@pytest.fixture(params=["float16", "float32"])
+def onnx_arrays(request):
+    return make_arrays(DTYPES[request.param])
+
+
 @pytest.fixture(params=HALVES)
 def half_arrays(request):
     return make_arrays(HALVES[request.param])
@@ -144,7 +149,7 @@ def test_torch_formula(arrays):
     published = torch_layer_norm(x, weight, bias, 1e-5)
     assert_agrees(npnorm.layer_norm(x, weight, bias, eps=1e-5), published, terms=terms_of(weight, bias))
     assert_agrees(npnorm.rms_norm(x, weight, eps=1e-5), torch_rms_norm(x, weight, 1e-5))
-    assert_agrees(npnorm.rms_norm(x, eps=None), torch_rms_norm(x, np.ones(WIDTH, x.dtype), machine_epsilon(x)))
+    assert_agrees(npnorm.rms_norm(x, weight, eps=None), torch_rms_norm(x, weight, machine_epsilon(x)))
     if arrays.dtype.itemsize == 2:
         assert_differs(npnorm.layer_norm(x, weight, bias, eps=1e-5, round_before_weight=True), published)
 
@@ -179,9 +184,10 @@ def test_torch_itself(torch, arrays):
 
 def test_torch_rms_norm_without_eps(torch, arrays):
     x = (arrays.x.astype(np.float64) * 1e-3).astype(arrays.dtype)  # so small that eps shows
+    weight = np.ones(WIDTH, x.dtype)
     theirs = as_array(torch.nn.RMSNorm(WIDTH, dtype=as_tensor(torch, x).dtype)(as_tensor(torch, x)), x.dtype)
-    assert_agrees(npnorm.rms_norm(x, eps=None), theirs)
-    assert_agrees(npnorm.rms_norm(x, eps=machine_epsilon(x)), theirs)
+    assert_agrees(npnorm.rms_norm(x, weight, eps=None), theirs)
+    assert_agrees(npnorm.rms_norm(x, weight, eps=machine_epsilon(x)), theirs)
 
 
 def test_torch_normalized_shape(torch):
@@ -229,8 +235,8 @@ def test_gemma(half_arrays):
     assert_differs(npnorm.rms_norm(x, 1 + weight, eps=1e-6), published)
 
 
-@pytest.mark.parametrize("weight_dtype", [*HALVES, "float32"])
-@pytest.mark.parametrize("x_dtype", [*HALVES, "float32"])
+@pytest.mark.parametrize("weight_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("x_dtype", ["float16", "float32"])
 def test_t5(page, x_dtype, weight_dtype):
     arrays = make_arrays(DTYPES[x_dtype])
     x, weight = arrays.x, arrays.weight.astype(DTYPES[weight_dtype])
@@ -246,25 +252,25 @@ def test_t5(page, x_dtype, weight_dtype):
 
 
 @pytest.mark.parametrize("axis", [-1, 1, -3, 0])
-def test_onnx_layer_normalization(page, arrays, axis):
-    x = arrays.x.reshape(2, 3, 4, -1)
+def test_onnx_layer_normalization(page, onnx_arrays, axis):
+    x = onnx_arrays.x.reshape(2, 3, 4, -1)
     shape = x.shape[axis % 4 :]
-    scale = np.resize(arrays.weight, shape)
-    b = np.resize(arrays.bias, shape)
-    y, mean, inv_std_dev = page.layer_normalization(x, scale, b, axis, stash_type=single(x).dtype)
+    scale = np.resize(onnx_arrays.weight, shape)
+    b = np.resize(onnx_arrays.bias, shape)
+    y, mean, inv_std_dev = page.layer_normalization(x, scale, b, axis)
     published, their_mean, their_inv_std_dev = onnx_layer_normalization(x, scale, b, axis, 1e-5)
     assert_agrees(y, published, terms=terms_of(scale, b))
     assert_agrees(mean, their_mean, terms=1)
     assert_agrees(inv_std_dev, their_inv_std_dev)
-    if arrays.dtype.itemsize == 2:
+    if onnx_arrays.dtype.itemsize == 2:
         axes = tuple(range(axis % 4, 4))
         assert_differs(npnorm.layer_norm(x, scale, b, axis=axes), published)
         assert_differs(npnorm.layer_norm(x, scale, b, axis=axes, round_before_weight=True), published)
 
 
-def test_onnx_scale_of_fewer_axes(page, arrays):
-    x = arrays.x.reshape(2, 3, 4, -1)
-    scale, b = arrays.weight[: x.shape[-1]], arrays.bias[: x.shape[-1]]
+def test_onnx_scale_of_fewer_axes(page, onnx_arrays):
+    x = onnx_arrays.x.reshape(2, 3, 4, -1)
+    scale, b = onnx_arrays.weight[: x.shape[-1]], onnx_arrays.bias[: x.shape[-1]]
     y, _, _ = page.layer_normalization(x, scale, b, axis=1)
     assert_agrees(y, onnx_layer_normalization(x, scale, b, 1, 1e-5)[0], terms=terms_of(scale, b))
 
@@ -287,11 +293,6 @@ def run_onnx():
         return session.run(None, inputs)
 
     return run
-
-
-@pytest.fixture(params=["float16", "float32"])
-def onnx_arrays(request):
-    return make_arrays(np.dtype(request.param))
 
 
 def test_onnxruntime_layer_normalization(page, run_onnx, onnx_arrays):
