@@ -1,5 +1,7 @@
 """LayerNorm and RMSNorm for NumPy arrays: exact, as fast as a copy, forward and backward."""
 
+import sys
+
 from . import reference
 from ._api import (
     add_layer_norm,
@@ -10,6 +12,7 @@ from ._api import (
     rms_norm_backward,
 )
 from ._layers import LayerNorm, RMSNorm
+from ._numba import register_numba
 from ._threads import get_num_threads, set_num_threads
 
 __version__ = "0.1.0"
@@ -23,7 +26,12 @@ __all__ = [
     "layer_norm",
     "layer_norm_backward",
     "reference",
+    "register_numba",
     "rms_norm",
     "rms_norm_backward",
     "set_num_threads",
 ]
+
+if sys.modules.get("numba"):
+    register_numba()
+del sys

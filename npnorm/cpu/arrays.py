@@ -2,12 +2,14 @@
 
 A kernel gets a NumPy array as it is, any number of axes and any class: an `Argument`. Numba's own array arguments cost
 100 ns each, are tied to a number of axes, and know neither float16 nor bfloat16; these cost 5.
-Nothing checks them but the plan.
+Nothing checks them but the plan. In users' compiled code there are no Python objects: there a kernel
+gets Numba's arrays, brought to the two forms that `rows` and `vector` make of an `Argument`.
 """
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.imputils import impl_ret_borrowed
 from numba.extending import NativeValue, intrinsic, models, register_model, unbox
 
 LINE = 64  # bytes of a cache line
@@ -38,10 +40,13 @@ def _unbox(argument, value, context):
 def rows(typingctx, argument, cols):
     """An argument as rows of `cols` elements, a 3-d array; None of None.
 
-    It is C-contiguous with any axes, or a 3-d view whose last axis, `cols` long, is contiguous.
+    It is C-contiguous with any axes, or a 3-d view whose last axis, `cols` long, is contiguous. An
+    array of Numba is such a view already.
     """
     if isinstance(argument, types.NoneType):
         return _same(argument, cols)
+    if isinstance(argument, types.Array):
+        return _borrowed(argument, cols)
     array = types.Array(argument.dtype, 3, "A")
 
     def codegen(context, builder, signature, args):
@@ -79,6 +84,8 @@ def vector(typingctx, argument, size):
     """The first `size` elements of a contiguous argument, as a vector; None of None."""
     if isinstance(argument, types.NoneType):
         return _same(argument, size)
+    if isinstance(argument, types.Array):
+        return _borrowed(argument, size)
 
     def codegen(context, builder, signature, args):
         data = _data(context, builder, argument, args[0])
@@ -124,6 +131,32 @@ def part(typingctx, vector, start, size):
     return vector(vector, types.intp, types.intp), codegen
 
 
+@intrinsic
+def row_view(typingctx, array, outer, inner, length, cols):
+    """An array of Numba as `rows` makes one of an argument, by its strides in bytes: it keeps the memory alive."""
+
+    def codegen(context, builder, signature, args):
+        source = context.make_array(array)(context, builder, args[0])
+        shape = [_I64(2**62), args[3], args[4]]
+        strides = [args[1], args[2], source.itemsize]
+        return _view(context, builder, signature.return_type, source, shape, strides)
+
+    sizes = [types.intp] * 4
+    return types.Array(array.dtype, 3, "A")(array, *sizes), codegen
+
+
+@intrinsic
+def vector_view(typingctx, array):
+    """A contiguous array of Numba as a vector: it keeps the memory alive."""
+
+    def codegen(context, builder, signature, args):
+        source = context.make_array(array)(context, builder, args[0])
+        shape, strides = [source.nitems], [source.itemsize]
+        return _view(context, builder, signature.return_type, source, shape, strides)
+
+    return types.Array(array.dtype, 1, "C")(array), codegen
+
+
 @intrinsic(prefer_literal=True)
 def stack(typingctx, size):
     """A float64 vector of `size` (a literal) elements on the stack."""
@@ -149,6 +182,26 @@ def _on_stack(dtype, size, *arguments):
         return _vector(context, builder, result, data, args[-1])
 
     return result(*arguments), codegen
+
+
+def _view(context, builder, kind, source, shape, strides):
+    out = context.make_array(kind)(context, builder)
+    context.populate_array(
+        out, data=source.data, shape=shape, strides=strides, itemsize=source.itemsize,
+        meminfo=source.meminfo, parent=source.parent,
+    )  # fmt: skip
+    return impl_ret_borrowed(context, builder, kind, out._getvalue())
+
+
+def _borrowed(array, integer):
+    """The array without a share in its memory, which the kernel's caller holds."""
+
+    def codegen(context, builder, signature, args):
+        out = context.make_array(array)(context, builder, args[0])
+        out.meminfo = cgutils.get_null_value(out.meminfo.type)
+        return out._getvalue()
+
+    return array(array, types.intp), codegen
 
 
 def _same(none, integer):

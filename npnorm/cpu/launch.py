@@ -12,9 +12,9 @@ from .rows import LEAF
 from .runs import run_backward, run_forward
 from .specialize import kernel, total_kernel
 from .work import (
-    JOB,
     SPLIT,
     WIDE,
+    block_count,
     cut,
     extent,
     from_row,
@@ -28,9 +28,6 @@ from .work import (
     spread,
     statistic,
 )
-
-MOST_BLOCKS = 32
-"""Blocks of rows whose sums for dweight and dbias are kept apart, so that threads can share the rows."""
 
 RANGE = 2**14
 """Columns of a range in which all rows of a very wide array get their gradients: 256 KB of sums, in the
@@ -230,8 +227,7 @@ def _blocks(plan, rows, cols):
     """(start, stop) of blocks of rows: those whose sums are kept apart, or any, if there are no sums."""
     if not (plan.dweight or plan.dbias):
         return row_ranges(rows, cols)
-    most = WIDE // (2 * cols if plan.double else cols)
-    return cut(rows, max(1, min(MOST_BLOCKS, rows * cols // (2 * JOB), most)))
+    return cut(rows, block_count(rows, cols, plan.double))
 
 
 def _sums(plan, blocks, cols):

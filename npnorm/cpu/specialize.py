@@ -50,14 +50,7 @@ def _compiled(key):
 
 def build(plan, extreme=False, phase="", cached=True):
     """A new dispatcher, for the key of a kernel."""
-    if plan == "total":
-        function, signature = _total(extreme, phase)
-    elif phase in ("gather", "apply") and not plan.backward:
-        function, signature = _wide(plan, phase)
-    elif plan.backward:
-        function, signature = _backward(plan, extreme, phase)
-    else:
-        function, signature = _forward(plan, extreme, phase)
+    function, signature = source(plan, extreme, phase)
     dispatcher = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
     if cached and KernelCache is not None:
         key = repr((plan, extreme, phase))
@@ -65,6 +58,26 @@ def build(plan, extreme=False, phase="", cached=True):
     dispatcher.compile(signature)
     dispatcher.disable_compile()
     return dispatcher
+
+
+def inner_kernel(plan, extreme=False, phase=""):
+    """The dispatcher of a kernel for arrays of Numba, compiled where users' compiled code first calls it."""
+    key = ("inside", plan, extreme, phase)
+    if key not in _kernels:
+        function, _ = source(*key[1:])
+        dispatcher = _kernels[key] = njit(**OPTIONS)(function)
+        if KernelCache is not None:
+            dispatcher._cache = KernelCache(repr(key))
+    return _kernels[key]
+
+
+def source(plan, extreme=False, phase=""):
+    """The Python function of a kernel, and the types it is compiled for."""
+    if plan == "total":
+        return _total(extreme, phase)
+    if phase in ("gather", "apply") and not plan.backward:
+        return _wide(plan, phase)
+    return _backward(plan, extreme, phase) if plan.backward else _forward(plan, extreme, phase)
 
 
 def _total(double, gradient_format):
@@ -144,6 +157,16 @@ def _backward(plan, extreme, phase):
 def _array(element_format):
     return types.none if element_format is None else Argument(ELEMENTS[element_format])
 
+
+# All is said: left out, options are inherited from the user's function, fastmath among them.
+OPTIONS = {
+    "nogil": True,
+    "error_model": "numpy",
+    "fastmath": False,
+    "forceinline": False,
+    "boundscheck": False,
+}
+"""The options of all that is compiled into users' code."""
 
 RANGE = (types.intp, types.intp, types.intp)
 """The number of columns, and the rows from start to stop."""

@@ -18,6 +18,9 @@ bytes a column, take half a megabyte at most."""
 JOB = 2**16
 """Elements of the smallest piece of work that a thread takes."""
 
+MOST_BLOCKS = 32
+"""Blocks of rows whose sums for dweight and dbias are kept apart, so that threads can share the rows."""
+
 
 def native(dtype):
     return dtype if dtype.isnative else dtype.newbyteorder("=")
@@ -69,6 +72,12 @@ def row_ranges(rows, cols):
         return [(0, rows)]
     threads = get_num_threads()
     return cut(rows, 1 if threads == 1 else min(rows, 4 * threads, elements // JOB))
+
+
+def block_count(rows, cols, double):
+    """Into how many blocks rows are cut whose sums for dweight and dbias are kept apart; Numba compiles this too."""
+    most = WIDE // (2 * cols if double else cols)
+    return max(1, min(MOST_BLOCKS, rows * cols // (2 * JOB), most))
 
 
 def cut(length, count):

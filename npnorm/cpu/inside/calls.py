@@ -1,0 +1,263 @@
+"""Whole calls as Numba compiles them into users' code, around the same kernels, on the thread they are called from."""
+
+from functools import cache
+
+import numpy as np
+from numba import njit
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from .. import work
+from ..arrays import part, vector_view
+from ..specialize import OPTIONS, inner_kernel
+from .arrays import (
+    apart_check,
+    as_rows,
+    checked_eps,
+    checked_offset,
+    extent,
+    kept,
+    nothing,
+    shape_check,
+)
+
+@intrinsic
+def outlined(typingctx, kernel, arguments):
+    """kernel(*arguments), never merged with the code around it, which could change the order of its sums."""
+    signature = kernel.get_call_type(typingctx, tuple(arguments), {})
+
+    def codegen(context, builder, _, args):
+        compiled = kernel.dispatcher.overloads[signature.args]
+        function = context.declare_function(builder.module, compiled.fndesc)
+        context.active_code_library.add_linking_library(compiled.library)
+        values = [
+            context.cast(builder, value, given, wanted)
+            for value, given, wanted in zip(
+                cgutils.unpack_tuple(builder, args[1]), arguments, signature.args, strict=True
+            )
+        ]
+        _, result = context.call_conv.call_function(
+            builder, function, signature.return_type, signature.args, values, ("noinline",)
+        )
+        return result
+
+    return signature.return_type(kernel, arguments), codegen
+
+
+# Kernels over rows
+
+
+@cache
+def over_rows(plan):
+    """Ranges of rows through the forward kernels of a plan, as `runs.run_forward` takes them."""
+    ordinary = inner_kernel(plan)
+    extreme = inner_kernel(plan._replace(other=None), True)
+
+    @njit(**OPTIONS)
+    def run(x, residual, weight, bias, total, y, mean, rstd, eps, cols, rows):
+        start = 0
+        while start < rows:
+            start = outlined(
+                ordinary, (x, residual, weight, bias, total, y, mean, rstd, eps, cols, start, rows)
+            )
+            if start < rows:
+                if residual is None:
+                    start = outlined(
+                        extreme, (x, None, weight, bias, None, y, mean, rstd, eps, cols, start, rows)
+                    )
+                else:
+                    start = outlined(
+                        extreme,
+                        (total, None, weight, bias, None, y, mean, rstd, eps, cols, start, start + 1),
+                    )
+
+    return run
+
+
+@cache
+def gradients_over_rows(plan):
+    """Ranges of rows through the backward kernels of a plan, as `runs.run_backward` takes them."""
+    ordinary, extreme = inner_kernel(plan), inner_kernel(plan, True)
+
+    @njit(**OPTIONS)
+    def run(dy, x, weight, dresidual, mean, rstd, dx, dweight, dbias, eps, cols, start, stop):
+        while start < stop:
+            start = outlined(
+                ordinary,
+                (dy, x, weight, dresidual, mean, rstd, None, dx, dweight, dbias, eps, cols, start, stop),
+            )
+            if start < stop:
+                start = outlined(
+                    extreme,
+                    (dy, x, weight, dresidual, mean, rstd, None, dx, dweight, dbias, eps, cols, start, stop),
+                )
+
+    return run
+
+
+block_count = njit(**OPTIONS)(work.block_count)
+
+
+# Calls
+
+
+@cache
+def make_forward(plan, lead, readers, rooms, dtype, give, machine_eps):
+    """A forward call of arrays with `lead` lead axes.
+
+    `readers` and `rooms` are what inside/arrays.py makes for inputs and outputs, in order; new outputs
+    have `dtype`, and `give` makes of y, the sum, mean and rstd what is returned.
+    """
+    over = over_rows(plan)
+    has_residual, has_mean, has_rstd = (True if f else None for f in (plan.other, plan.mean, plan.rstd))
+    read_x, read_residual, read_weight, read_bias = readers
+    (room_y, settle_y), (room_total, settle_total) = rooms
+    check_out = shape_check("out", "the shape of the result")
+    check_residual_out = shape_check("residual_out", "the shape of the result")
+    check_apart = apart_check("out", "residual_out")
+
+    @njit(**OPTIONS)
+    def forward(x, residual, weight, bias, eps, weight_offset, out, residual_out):
+        shape = x.shape
+        rows, cols = extent(shape, lead)
+        number = checked_eps(eps, machine_eps)
+        offset = checked_offset(weight_offset, weight)
+        if out is not None:
+            check_out(out, shape)
+        if residual_out is not None:
+            check_residual_out(residual_out, shape)
+        check_apart(out, residual_out)
+        x_rows = read_x(x, shape, out, residual_out)
+        residual_rows = read_residual(residual, shape, out, residual_out)
+        weights = read_weight(weight, shape[lead:], offset, out, residual_out)
+        biases = read_bias(bias, shape[lead:], 0.0, out, residual_out)
+        if out is None:
+            y = np.empty(shape, dtype)
+        else:
+            y = out
+        y_written = room_y(y)
+        total = total_written = total_rows = None
+        if has_residual is not None:
+            if residual_out is None:
+                total = np.empty(shape, dtype)
+            else:
+                total = residual_out
+            total_written = room_total(total)
+            total_rows = as_rows(total_written, lead)
+        mean = rstd = means = rstds = None
+        if has_mean is not None:
+            mean = np.full(kept(shape, lead), np.nan)
+            means = vector_view(mean)
+        if has_rstd is not None:
+            rstd = np.full(kept(shape, lead), np.nan)
+            rstds = vector_view(rstd)
+        if rows > 0 and cols > 0:
+            over(
+                x_rows, residual_rows, weights, biases, total_rows, as_rows(y_written, lead), means,
+                rstds, number, cols, rows,
+            )  # fmt: skip
+            settle_y(y, y_written)
+            if has_residual is not None:
+                settle_total(total, total_written)
+        return give(y, total, mean, rstd)
+
+    return forward
+
+
+@cache
+def make_backward(plan, lead, readers, rooms, dtypes, give, machine_eps):
+    """A backward call, as `make_forward` makes a forward one; what is not wanted has None for its dtype."""
+    over = gradients_over_rows(plan)
+    read_dy, read_x, read_weight, read_mean, read_rstd, read_dresidual = readers
+    (room_dx, settle_dx), (room_dweight, settle_dweight), (room_dbias, settle_dbias) = rooms
+    dx_dtype, dweight_dtype, dbias_dtype = dtypes
+    sums_of_dweight, put_dweight = gradient_sums(plan.double, dweight_dtype)
+    sums_of_dbias, put_dbias = gradient_sums(plan.double, dbias_dtype)
+    new_dx, rows_of_dx = (nothing, nothing) if dx_dtype is None else (new(dx_dtype), as_rows)
+    new_dweight, new_dbias = (nothing if d is None else new(d) for d in dtypes[1:])
+    checks = [shape_check(f"out[{i}]", "the shape of the result") for i in range(3)]
+    check_dx, check_dweight, check_dbias = checks
+    apart_01, apart_02, apart_12 = (
+        apart_check(f"out[{i}]", f"out[{j}]") for i, j in ((0, 1), (0, 2), (1, 2))
+    )
+    double, has_sums = plan.double, bool(plan.dweight or plan.dbias)
+
+    @njit(**OPTIONS)
+    def backward(dy, x, weight, mean, rstd, eps, weight_offset, dresidual, out_dx, out_dweight, out_dbias):
+        shape = x.shape
+        row_shape, stats_shape = shape[lead:], kept(shape, lead)
+        rows, cols = extent(shape, lead)
+        number = checked_eps(eps, machine_eps)
+        offset = checked_offset(weight_offset, weight)
+        if out_dx is not None:
+            check_dx(out_dx, shape)
+        if out_dweight is not None:
+            check_dweight(out_dweight, row_shape)
+        if out_dbias is not None:
+            check_dbias(out_dbias, row_shape)
+        apart_01(out_dx, out_dweight)
+        apart_02(out_dx, out_dbias)
+        apart_12(out_dweight, out_dbias)
+        # dweight and dbias are written when everything has been read.
+        dy_rows = read_dy(dy, shape, out_dx, None)
+        x_rows = read_x(x, shape, out_dx, None)
+        dresidual_rows = read_dresidual(dresidual, shape, out_dx, None)
+        weights = read_weight(weight, row_shape, offset, out_dx, None)
+        means = read_mean(mean, stats_shape, 0.0, out_dx, None)
+        rstds = read_rstd(rstd, stats_shape, 0.0, out_dx, None)
+        dx = new_dx(out_dx, shape)
+        dweight = new_dweight(out_dweight, row_shape)
+        dbias = new_dbias(out_dbias, row_shape)
+        dx_written, dweight_written, dbias_written = room_dx(dx), room_dweight(dweight), room_dbias(dbias)
+        blocks = block_count(rows, cols, double) if has_sums and cols > 0 else 1
+        size = max(1, -(-rows // blocks))
+        blocks = -(-rows // size)
+        dweights, dbiases = sums_of_dweight(blocks, cols), sums_of_dbias(blocks, cols)
+        if rows > 0 and cols > 0:
+            length = 2 * cols if double else cols
+            for block in range(blocks):
+                over(
+                    dy_rows, x_rows, weights, dresidual_rows, means, rstds, rows_of_dx(dx_written, lead),
+                    part(dweights, block * length, length), part(dbiases, block * length, length),
+                    number, cols, block * size, min((block + 1) * size, rows),
+                )  # fmt: skip
+            settle_dx(dx, dx_written)
+        put_dweight(dweights, dweight_written, blocks, cols)
+        put_dbias(dbiases, dbias_written, blocks, cols)
+        settle_dweight(dweight, dweight_written)
+        settle_dbias(dbias, dbias_written)
+        return give(dx, dweight, dbias)
+
+    return backward
+
+
+@cache
+def new(dtype):
+    @njit(**OPTIONS)
+    def given_or_new(output, shape):
+        if output is None:
+            return np.empty(shape, dtype)
+        return output
+
+    return given_or_new
+
+
+@cache
+def gradient_sums(double, dtype):
+    """Two functions: zeros for the sums of blocks, and what makes a gradient of the sums."""
+    if dtype is None:
+        return nothing, nothing
+    total = inner_kernel("total", double, str(np.dtype(dtype)))
+
+    @njit(**OPTIONS)
+    def zeros(blocks, cols):
+        return np.zeros(blocks * (2 * cols if double else cols))
+
+    @njit(**OPTIONS)
+    def put(sums, gradient, blocks, cols):
+        if blocks == 0:
+            gradient[...] = 0
+        elif cols > 0:
+            outlined(total, (sums, vector_view(gradient), blocks, cols))
+
+    return zeros, put
