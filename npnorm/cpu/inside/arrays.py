@@ -146,6 +146,28 @@ def vector_reader(name, rule, plain, dtype, offset):
 
 
 @cache
+def new_output(name, dtype):
+    """The output that was given, or a new one; None if it is not wanted."""
+    if dtype is None:
+        return nothing
+    check = shape_check(name, "the shape of the result")
+
+    @njit(**OPTIONS)
+    def given_or_new(output, shape):
+        if output is None:
+            return np.empty(shape, dtype)
+        check(output, shape)
+        return output
+
+    return given_or_new
+
+
+@njit(**OPTIONS)
+def new_statistic(shape, lead):
+    return np.full(kept(shape, lead), np.nan)
+
+
+@cache
 def output_room(plain, aligned, lead):
     """Two functions: an array to write in an output's stead, itself if it has rows; and its way back."""
     if plain is not None:

@@ -17,9 +17,14 @@ from .arrays import (
     checked_offset,
     extent,
     kept,
+    new_output,
+    new_statistic,
     nothing,
-    shape_check,
 )
+
+INLINED = {**OPTIONS, "inline": "always"}
+"""The options of what is called in one place: every library that kernels are linked to optimizes them once more."""
+
 
 @intrinsic
 def outlined(typingctx, kernel, arguments):
@@ -52,8 +57,9 @@ def over_rows(plan):
     """Ranges of rows through the forward kernels of a plan, as `runs.run_forward` takes them."""
     ordinary = inner_kernel(plan)
     extreme = inner_kernel(plan._replace(other=None), True)
+    has_residual = True if plan.other else None
 
-    @njit(**OPTIONS)
+    @njit(**INLINED)
     def run(x, residual, weight, bias, total, y, mean, rstd, eps, cols, rows):
         start = 0
         while start < rows:
@@ -61,7 +67,7 @@ def over_rows(plan):
                 ordinary, (x, residual, weight, bias, total, y, mean, rstd, eps, cols, start, rows)
             )
             if start < rows:
-                if residual is None:
+                if has_residual is None:
                     start = outlined(
                         extreme, (x, None, weight, bias, None, y, mean, rstd, eps, cols, start, rows)
                     )
@@ -79,7 +85,7 @@ def gradients_over_rows(plan):
     """Ranges of rows through the backward kernels of a plan, as `runs.run_backward` takes them."""
     ordinary, extreme = inner_kernel(plan), inner_kernel(plan, True)
 
-    @njit(**OPTIONS)
+    @njit(**INLINED)
     def run(dy, x, weight, dresidual, mean, rstd, dx, dweight, dbias, eps, cols, start, stop):
         while start < stop:
             start = outlined(
@@ -98,7 +104,7 @@ def gradients_over_rows(plan):
 block_count = njit(**OPTIONS)(work.block_count)
 
 
-# Calls
+# Calls. No argument is looked at but through functions: inlined, these have none that the compiler could prune by.
 
 
 @cache
@@ -109,56 +115,36 @@ def make_forward(plan, lead, readers, rooms, dtype, give, machine_eps):
     have `dtype`, and `give` makes of y, the sum, mean and rstd what is returned.
     """
     over = over_rows(plan)
-    has_residual, has_mean, has_rstd = (True if f else None for f in (plan.other, plan.mean, plan.rstd))
     read_x, read_residual, read_weight, read_bias = readers
     (room_y, settle_y), (room_total, settle_total) = rooms
-    check_out = shape_check("out", "the shape of the result")
-    check_residual_out = shape_check("residual_out", "the shape of the result")
+    new_y = new_output("out", dtype)
+    new_total = new_output("residual_out", dtype if plan.other else None)
+    rows_of_total = as_rows if plan.other else nothing
+    new_mean, mean_of = (new_statistic, vector_view) if plan.mean else (nothing, nothing)
+    new_rstd, rstd_of = (new_statistic, vector_view) if plan.rstd else (nothing, nothing)
     check_apart = apart_check("out", "residual_out")
 
-    @njit(**OPTIONS)
+    @njit(**INLINED)
     def forward(x, residual, weight, bias, eps, weight_offset, out, residual_out):
         shape = x.shape
         rows, cols = extent(shape, lead)
         number = checked_eps(eps, machine_eps)
         offset = checked_offset(weight_offset, weight)
-        if out is not None:
-            check_out(out, shape)
-        if residual_out is not None:
-            check_residual_out(residual_out, shape)
         check_apart(out, residual_out)
+        y, total = new_y(out, shape), new_total(residual_out, shape)
+        mean, rstd = new_mean(shape, lead), new_rstd(shape, lead)
         x_rows = read_x(x, shape, out, residual_out)
         residual_rows = read_residual(residual, shape, out, residual_out)
         weights = read_weight(weight, shape[lead:], offset, out, residual_out)
         biases = read_bias(bias, shape[lead:], 0.0, out, residual_out)
-        if out is None:
-            y = np.empty(shape, dtype)
-        else:
-            y = out
-        y_written = room_y(y)
-        total = total_written = total_rows = None
-        if has_residual is not None:
-            if residual_out is None:
-                total = np.empty(shape, dtype)
-            else:
-                total = residual_out
-            total_written = room_total(total)
-            total_rows = as_rows(total_written, lead)
-        mean = rstd = means = rstds = None
-        if has_mean is not None:
-            mean = np.full(kept(shape, lead), np.nan)
-            means = vector_view(mean)
-        if has_rstd is not None:
-            rstd = np.full(kept(shape, lead), np.nan)
-            rstds = vector_view(rstd)
+        y_written, total_written = room_y(y), room_total(total)
         if rows > 0 and cols > 0:
             over(
-                x_rows, residual_rows, weights, biases, total_rows, as_rows(y_written, lead), means,
-                rstds, number, cols, rows,
+                x_rows, residual_rows, weights, biases, rows_of_total(total_written, lead),
+                as_rows(y_written, lead), mean_of(mean), rstd_of(rstd), number, cols, rows,
             )  # fmt: skip
             settle_y(y, y_written)
-            if has_residual is not None:
-                settle_total(total, total_written)
+            settle_total(total, total_written)
         return give(y, total, mean, rstd)
 
     return forward
@@ -170,49 +156,40 @@ def make_backward(plan, lead, readers, rooms, dtypes, give, machine_eps):
     over = gradients_over_rows(plan)
     read_dy, read_x, read_weight, read_mean, read_rstd, read_dresidual = readers
     (room_dx, settle_dx), (room_dweight, settle_dweight), (room_dbias, settle_dbias) = rooms
-    dx_dtype, dweight_dtype, dbias_dtype = dtypes
-    sums_of_dweight, put_dweight = gradient_sums(plan.double, dweight_dtype)
-    sums_of_dbias, put_dbias = gradient_sums(plan.double, dbias_dtype)
-    new_dx, rows_of_dx = (nothing, nothing) if dx_dtype is None else (new(dx_dtype), as_rows)
-    new_dweight, new_dbias = (nothing if d is None else new(d) for d in dtypes[1:])
-    checks = [shape_check(f"out[{i}]", "the shape of the result") for i in range(3)]
-    check_dx, check_dweight, check_dbias = checks
+    new_dx, new_dweight, new_dbias = (new_output(f"out[{i}]", dtype) for i, dtype in enumerate(dtypes))
+    rows_of_dx = as_rows if plan.out else nothing
+    (new_dweights, put_dweight), (new_dbiases, put_dbias) = (
+        gradient_sums(plan.double, dtype) for dtype in dtypes[1:]
+    )
     apart_01, apart_02, apart_12 = (
         apart_check(f"out[{i}]", f"out[{j}]") for i, j in ((0, 1), (0, 2), (1, 2))
     )
     double, has_sums = plan.double, bool(plan.dweight or plan.dbias)
 
-    @njit(**OPTIONS)
-    def backward(dy, x, weight, mean, rstd, eps, weight_offset, dresidual, out_dx, out_dweight, out_dbias):
+    @njit(**INLINED)
+    def backward(
+        dy, x, weight, mean, rstd, eps, weight_offset, dresidual, out_dx, out_dweight, out_dbias
+    ):  # fmt: skip
         shape = x.shape
         row_shape, stats_shape = shape[lead:], kept(shape, lead)
         rows, cols = extent(shape, lead)
         number = checked_eps(eps, machine_eps)
         offset = checked_offset(weight_offset, weight)
-        if out_dx is not None:
-            check_dx(out_dx, shape)
-        if out_dweight is not None:
-            check_dweight(out_dweight, row_shape)
-        if out_dbias is not None:
-            check_dbias(out_dbias, row_shape)
         apart_01(out_dx, out_dweight)
         apart_02(out_dx, out_dbias)
         apart_12(out_dweight, out_dbias)
-        # dweight and dbias are written when everything has been read.
+        dx = new_dx(out_dx, shape)
+        dweight, dbias = new_dweight(out_dweight, row_shape), new_dbias(out_dbias, row_shape)
+        # Nothing is copied for the sake of dweight and dbias: when they are written, all has been read.
         dy_rows = read_dy(dy, shape, out_dx, None)
         x_rows = read_x(x, shape, out_dx, None)
         dresidual_rows = read_dresidual(dresidual, shape, out_dx, None)
         weights = read_weight(weight, row_shape, offset, out_dx, None)
         means = read_mean(mean, stats_shape, 0.0, out_dx, None)
         rstds = read_rstd(rstd, stats_shape, 0.0, out_dx, None)
-        dx = new_dx(out_dx, shape)
-        dweight = new_dweight(out_dweight, row_shape)
-        dbias = new_dbias(out_dbias, row_shape)
         dx_written, dweight_written, dbias_written = room_dx(dx), room_dweight(dweight), room_dbias(dbias)
-        blocks = block_count(rows, cols, double) if has_sums and cols > 0 else 1
-        size = max(1, -(-rows // blocks))
-        blocks = -(-rows // size)
-        dweights, dbiases = sums_of_dweight(blocks, cols), sums_of_dbias(blocks, cols)
+        size, blocks = block_size(rows, cols, double, has_sums)
+        dweights, dbiases = new_dweights(blocks, cols), new_dbiases(blocks, cols)
         if rows > 0 and cols > 0:
             length = 2 * cols if double else cols
             for block in range(blocks):
@@ -231,15 +208,15 @@ def make_backward(plan, lead, readers, rooms, dtypes, give, machine_eps):
     return backward
 
 
-@cache
-def new(dtype):
-    @njit(**OPTIONS)
-    def given_or_new(output, shape):
-        if output is None:
-            return np.empty(shape, dtype)
-        return output
+block_count = njit(**OPTIONS)(work.block_count)
 
-    return given_or_new
+
+@njit(**OPTIONS)
+def block_size(rows, cols, double, has_sums):
+    """The number of rows of a block, and of blocks, as `launch` cuts them."""
+    count = block_count(rows, cols, double) if has_sums and cols > 0 else 1
+    size = max(1, -(-rows // count))
+    return size, -(-rows // size)
 
 
 @cache
