@@ -146,20 +146,20 @@ def vector_reader(name, rule, plain, dtype, offset):
 
 
 @cache
-def new_output(name, dtype):
-    """The output that was given, or a new one; None if it is not wanted."""
-    if dtype is None:
-        return nothing
+def output_maker(name, dtype):
+    """The output that was given, checked, if its dtype is None; else a new one."""
     check = shape_check(name, "the shape of the result")
 
     @njit(**OPTIONS)
-    def given_or_new(output, shape):
-        if output is None:
-            return np.empty(shape, dtype)
+    def given(output, shape):
         check(output, shape)
         return output
 
-    return given_or_new
+    @njit(**OPTIONS)
+    def new(output, shape):
+        return np.empty(shape, dtype)
+
+    return given if dtype is None else new
 
 
 @njit(**OPTIONS)

@@ -17,7 +17,6 @@ from .arrays import (
     checked_offset,
     extent,
     kept,
-    new_output,
     new_statistic,
     nothing,
 )
@@ -108,17 +107,15 @@ block_count = njit(**OPTIONS)(work.block_count)
 
 
 @cache
-def make_forward(plan, lead, readers, rooms, dtype, give, machine_eps):
+def make_forward(plan, lead, readers, writers, give, machine_eps):
     """A forward call of arrays with `lead` lead axes.
 
-    `readers` and `rooms` are what inside/arrays.py makes for inputs and outputs, in order; new outputs
-    have `dtype`, and `give` makes of y, the sum, mean and rstd what is returned.
+    `readers` has a function for each input and `writers` three for each output, all from
+    inside/arrays.py; `give` makes of y, the sum, mean and rstd what is returned.
     """
     over = over_rows(plan)
     read_x, read_residual, read_weight, read_bias = readers
-    (room_y, settle_y), (room_total, settle_total) = rooms
-    new_y = new_output("out", dtype)
-    new_total = new_output("residual_out", dtype if plan.other else None)
+    (new_y, room_y, settle_y), (new_total, room_total, settle_total) = writers
     rows_of_total = as_rows if plan.other else nothing
     new_mean, mean_of = (new_statistic, vector_view) if plan.mean else (nothing, nothing)
     new_rstd, rstd_of = (new_statistic, vector_view) if plan.rstd else (nothing, nothing)
@@ -151,15 +148,16 @@ def make_forward(plan, lead, readers, rooms, dtype, give, machine_eps):
 
 
 @cache
-def make_backward(plan, lead, readers, rooms, dtypes, give, machine_eps):
-    """A backward call, as `make_forward` makes a forward one; what is not wanted has None for its dtype."""
+def make_backward(plan, lead, readers, writers, give, machine_eps):
+    """A backward call, as `make_forward` makes a forward one."""
     over = gradients_over_rows(plan)
     read_dy, read_x, read_weight, read_mean, read_rstd, read_dresidual = readers
-    (room_dx, settle_dx), (room_dweight, settle_dweight), (room_dbias, settle_dbias) = rooms
-    new_dx, new_dweight, new_dbias = (new_output(f"out[{i}]", dtype) for i, dtype in enumerate(dtypes))
+    (new_dx, room_dx, settle_dx), of_dweight, of_dbias = writers
+    new_dweight, room_dweight, settle_dweight = of_dweight
+    new_dbias, room_dbias, settle_dbias = of_dbias
     rows_of_dx = as_rows if plan.out else nothing
     (new_dweights, put_dweight), (new_dbiases, put_dbias) = (
-        gradient_sums(plan.double, dtype) for dtype in dtypes[1:]
+        gradient_sums(plan.double, wanted is not None) for wanted in (plan.dweight, plan.dbias)
     )
     apart_01, apart_02, apart_12 = (
         apart_check(f"out[{i}]", f"out[{j}]") for i, j in ((0, 1), (0, 2), (1, 2))
@@ -220,11 +218,11 @@ def block_size(rows, cols, double, has_sums):
 
 
 @cache
-def gradient_sums(double, dtype):
+def gradient_sums(double, wanted):
     """Two functions: zeros for the sums of blocks, and what makes a gradient of the sums."""
-    if dtype is None:
+    if not wanted:
         return nothing, nothing
-    total = inner_kernel("total", double, str(np.dtype(dtype)))
+    total = inner_kernel("total", double, "float64")  # of any format
 
     @njit(**OPTIONS)
     def zeros(blocks, cols):

@@ -17,7 +17,7 @@ from ..._results import (
     RMSNormResult,
 )
 from ..specialize import ELEMENTS, OPTIONS
-from .arrays import nothing, output_room, row_reader, vector_reader
+from .arrays import itself, nothing, output_maker, output_room, row_reader, vector_reader
 from .calls import make_backward, make_forward
 
 SCALARS = {"float32": np.float32, "float64": np.float64}
@@ -74,6 +74,7 @@ def _add(centered, **given):
 
 def _backward(centered, **given):
     call = _gradients(centered, **given)
+    three = none_given if given["out"] is None else three_given
 
     def layer_norm_backward(
         dy, x, weight=None, mean=None, rstd=None, axis=-1, eps=EPS[True], weight_offset=0.0,
@@ -93,11 +94,13 @@ def _backward(centered, **given):
 
 
 @njit(**OPTIONS)
-def three(out):
-    """The members of a backward call's `out`."""
-    if out is None:
-        return None, None, None
+def three_given(out):
     return out[0], out[1], out[2]
+
+
+@njit(**OPTIONS)
+def none_given(out):
+    return None, None, None
 
 
 # Calls by their types, as the plan makes them by their values
@@ -142,10 +145,11 @@ def _forward(
         _vector("weight", weight, COLUMNS, weight_format, offset),
         _vector("bias", bias, COLUMNS, bias_format),
     )
-    rooms = (_room(out, lead), _room(residual_out, lead))
-    return make_forward(
-        plan, lead, readers, rooms, SCALARS[x_format], _giver(centered, fused, stats), _machine_eps(x_format)
+    writers = (
+        _writer("out", out, x_format, lead),
+        _writer("residual_out", residual_out, x_format if fused else None, lead),
     )
+    return make_forward(plan, lead, readers, writers, _giver(centered, fused, stats), _machine_eps(x_format))
 
 
 def _gradients(
@@ -192,13 +196,14 @@ def _gradients(
         _vector("rstd", rstd, KEPT, "float64"),
         _reader("dresidual", dresidual if mask[0] else None, lead),
     )
-    rooms = (_room(outs[0], lead), _room(outs[1], 0), _room(outs[2], 0))
-    default = (x_format, weight_format or x_format, weight_format or x_format)
-    dtypes = tuple(
-        SCALARS[own or other] if wanted else None
-        for own, other, wanted in zip(formats, default, mask, strict=True)
+    gradient_format = weight_format or x_format
+    writers = tuple(
+        _writer(f"out[{i}]", array, wanted and own, own_lead)
+        for i, (array, wanted, own, own_lead) in enumerate(
+            zip(outs, mask, (x_format, gradient_format, gradient_format), (lead, 0, 0), strict=True)
+        )
     )
-    return make_backward(plan, lead, readers, rooms, dtypes, _give_gradients, _machine_eps(x_format))
+    return make_backward(plan, lead, readers, writers, _give_gradients, _machine_eps(x_format))
 
 
 def _reader(name, array, lead):
@@ -213,11 +218,14 @@ def _vector(name, array, rule, element_format, offset=None):
     return vector_reader(name, rule, plain or None, SCALARS[element_format], offset)
 
 
-def _room(array, lead):
-    if array is None:
-        return output_room(True, True, lead)
-    plain = array.layout == "C" and array.aligned
-    return output_room(plain or None, array.aligned or None, lead)
+def _writer(name, array, default, lead):
+    """What makes an output, finds room to write it, and settles that. By default it is new and has this format."""
+    if array is not None:
+        plain = array.layout == "C" and array.aligned
+        return output_maker(name, None), *output_room(plain or None, array.aligned or None, lead)
+    if default:
+        return output_maker(name, SCALARS[default]), itself, nothing
+    return nothing, nothing, nothing
 
 
 def _machine_eps(x_format):
