@@ -7,7 +7,7 @@ nothing to register, and npnorm registers itself if it is imported after Numba.
 import sys
 
 
-def init():
+def init() -> None:
     """Register npnorm's functions with Numba if npnorm has been imported."""
     npnorm = sys.modules.get("npnorm")
     # Absent while another thread imports npnorm, which will see that Numba is there.

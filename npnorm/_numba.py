@@ -6,6 +6,12 @@ from typing import Any
 
 from . import _api
 
+# All is said: left out, options are inherited from the user's function, fastmath among them.
+OPTIONS: Any = {
+    "nogil": True, "error_model": "numpy", "fastmath": False, "forceinline": False, "boundscheck": False
+}  # fmt: skip
+"""The options of all that is compiled into users' code."""
+
 _registered = False
 
 
@@ -29,9 +35,7 @@ def register_numba() -> None:
     _registered = True
     for name in _api.__all__:
         function = getattr(_api, name)
-        # What nobody overrides is inherited from the user's function, fastmath among it.
-        options = {"fastmath": False, "error_model": "numpy", "forceinline": False}
-        overload(function, prefer_literal=True, jit_options=options)(_typed(function))
+        overload(function, prefer_literal=True, jit_options=OPTIONS)(_typed(function))
 
 
 def _typed(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ import numpy.ma  # noqa: F401  Numba imports it at its first call: a fork then w
 from numba import njit, types
 
 from .._locks import importing_or_compiling
+from .._numba import OPTIONS
 from .arrays import Argument
 from .kernels import make_backward, make_forward, make_total, make_wide
 
@@ -67,7 +68,7 @@ def inner_kernel(plan, extreme=False, phase=""):
         function, _ = source(*key[1:])
         dispatcher = _kernels[key] = njit(**OPTIONS)(function)
         if KernelCache is not None:
-            dispatcher._cache = KernelCache(repr(key))
+            dispatcher._cache = KernelCache(repr((key, OPTIONS)))
     return _kernels[key]
 
 
@@ -157,16 +158,6 @@ def _backward(plan, extreme, phase):
 def _array(element_format):
     return types.none if element_format is None else Argument(ELEMENTS[element_format])
 
-
-# All is said: left out, options are inherited from the user's function, fastmath among them.
-OPTIONS = {
-    "nogil": True,
-    "error_model": "numpy",
-    "fastmath": False,
-    "forceinline": False,
-    "boundscheck": False,
-}
-"""The options of all that is compiled into users' code."""
 
 RANGE = (types.intp, types.intp, types.intp)
 """The number of columns, and the rows from start to stop."""

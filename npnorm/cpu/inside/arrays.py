@@ -11,8 +11,8 @@ import numpy as np
 from numba import njit
 from numba.cpython.unsafe.tuple import tuple_setitem
 
+from ..._numba import OPTIONS
 from ..arrays import row_view, vector_view
-from ..specialize import OPTIONS
 
 # Where arrays lie
 
@@ -134,12 +134,10 @@ def vector_reader(name, rule, plain, dtype, offset):
         if plain is not None and not meets(array, output) and not meets(array, output_2):
             return vector_view(array)
         copied = np.empty(array.size, dtype)
-        i = 0
-        for value in array.flat:
+        for i, value in enumerate(array.flat):
             copied[i] = dtype(value)
             if offset is not None and number != 0.0:
                 copied[i] += dtype(number)
-            i += 1
         return copied
 
     return read

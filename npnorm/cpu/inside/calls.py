@@ -7,9 +7,10 @@ from numba import njit
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from ..._numba import OPTIONS
 from .. import work
 from ..arrays import part, vector_view
-from ..specialize import OPTIONS, inner_kernel
+from ..specialize import inner_kernel
 from .arrays import (
     apart_check,
     as_rows,

@@ -7,6 +7,7 @@ from numba import njit, types
 from numba.core.errors import TypingError
 
 from ..._checks import compute_format, trailing_axes
+from ..._numba import OPTIONS
 from ..._plan import Plan
 from ..._results import (
     AddLayerNormStatsResult,
@@ -16,7 +17,7 @@ from ..._results import (
     NormGradients,
     RMSNormResult,
 )
-from ..specialize import ELEMENTS, OPTIONS
+from ..specialize import ELEMENTS
 from .arrays import itself, nothing, output_maker, output_room, row_reader, vector_reader
 from .calls import make_backward, make_forward
 
@@ -296,7 +297,8 @@ def _format(name, kind, ndim=None, optional=False):
     if not kind.ndim:
         raise TypingError(f"`{name}` must have at least one axis; got {kind}")
     if ndim is not None and kind.ndim != ndim:
-        raise TypingError(f"`{name}` must have {ndim} axes for this `x` and `axis`; got {kind}")
+        axes = "1 axis" if ndim == 1 else f"{ndim} axes"
+        raise TypingError(f"`{name}` must have {axes} for this `x` and `axis`; got {kind}")
     return formats[0]
 
 
