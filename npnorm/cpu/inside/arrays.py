@@ -108,13 +108,11 @@ def shape_check(name, rule):
 
 
 @cache
-def row_reader(name, aligned, lead):
-    """Rows of an input that outputs may hide or whose layout has no rows: then of a copy."""
-    check = shape_check(name, "the shape of `x`")
+def row_reader(aligned, lead):
+    """Rows of an input: of a copy where outputs hide it or its layout has no rows."""
 
     @njit(**OPTIONS)
-    def read(array, shape, output, output_2):
-        check(array, shape)
+    def read(array, output, output_2):
         kept = array
         if aligned is None or hides(array, output) or hides(array, output_2) or not steps(array, lead)[0]:
             kept = array.copy()
@@ -124,13 +122,11 @@ def row_reader(name, aligned, lead):
 
 
 @cache
-def vector_reader(name, rule, plain, dtype, offset):
+def vector_reader(plain, dtype, offset):
     """A vector of a small input's elements; `plain` if that may be a view, `offset` if one is added to them."""
-    check = shape_check(name, rule)
 
     @njit(**OPTIONS)
-    def read(array, shape, number, output, output_2):
-        check(array, shape)
+    def read(array, number, output, output_2):
         if plain is not None and not meets(array, output) and not meets(array, output_2):
             return vector_view(array)
         copied = np.empty(array.size, dtype)
@@ -144,20 +140,14 @@ def vector_reader(name, rule, plain, dtype, offset):
 
 
 @cache
-def output_maker(name, dtype):
-    """The output that was given, checked, if its dtype is None; else a new one."""
-    check = shape_check(name, "the shape of the result")
-
-    @njit(**OPTIONS)
-    def given(output, shape):
-        check(output, shape)
-        return output
+def output_maker(dtype):
+    """A new output of a dtype."""
 
     @njit(**OPTIONS)
     def new(output, shape):
         return np.empty(shape, dtype)
 
-    return given if dtype is None else new
+    return new
 
 
 @njit(**OPTIONS)

@@ -108,15 +108,17 @@ block_count = njit(**OPTIONS)(work.block_count)
 
 
 @cache
-def make_forward(plan, lead, readers, writers, give, machine_eps):
+def make_forward(plan, lead, inputs, outputs, give, machine_eps):
     """A forward call of arrays with `lead` lead axes.
 
-    `readers` has a function for each input and `writers` three for each output, all from
-    inside/arrays.py; `give` makes of y, the sum, mean and rstd what is returned.
+    `inputs` has a check and a reader for each input, `outputs` a check, a maker and two more for each
+    output, all from inside/arrays.py; `give` makes of y, the sum, mean and rstd what is returned.
+    Checks come first: Numba never frees what is held when an error passes.
     """
     over = over_rows(plan)
-    read_x, read_residual, read_weight, read_bias = readers
-    (new_y, room_y, settle_y), (new_total, room_total, settle_total) = writers
+    checks, (read_x, read_residual, read_weight, read_bias) = zip(*inputs, strict=True)
+    _, check_residual, check_weight, check_bias = checks
+    (check_y, new_y, room_y, settle_y), (check_total, new_total, room_total, settle_total) = outputs
     rows_of_total = as_rows if plan.other else nothing
     new_mean, mean_of = (new_statistic, vector_view) if plan.mean else (nothing, nothing)
     new_rstd, rstd_of = (new_statistic, vector_view) if plan.rstd else (nothing, nothing)
@@ -125,16 +127,22 @@ def make_forward(plan, lead, readers, writers, give, machine_eps):
     @njit(**INLINED)
     def forward(x, residual, weight, bias, eps, weight_offset, out, residual_out):
         shape = x.shape
+        row_shape = shape[lead:]
         rows, cols = extent(shape, lead)
+        check_residual(residual, shape)
+        check_weight(weight, row_shape)
+        check_bias(bias, row_shape)
+        check_y(out, shape)
+        check_total(residual_out, shape)
+        check_apart(out, residual_out)
         number = checked_eps(eps, machine_eps)
         offset = checked_offset(weight_offset, weight)
-        check_apart(out, residual_out)
+        x_rows = read_x(x, out, residual_out)
+        residual_rows = read_residual(residual, out, residual_out)
+        weights = read_weight(weight, offset, out, residual_out)
+        biases = read_bias(bias, 0.0, out, residual_out)
         y, total = new_y(out, shape), new_total(residual_out, shape)
         mean, rstd = new_mean(shape, lead), new_rstd(shape, lead)
-        x_rows = read_x(x, shape, out, residual_out)
-        residual_rows = read_residual(residual, shape, out, residual_out)
-        weights = read_weight(weight, shape[lead:], offset, out, residual_out)
-        biases = read_bias(bias, shape[lead:], 0.0, out, residual_out)
         y_written, total_written = room_y(y), room_total(total)
         if rows > 0 and cols > 0:
             over(
@@ -149,13 +157,15 @@ def make_forward(plan, lead, readers, writers, give, machine_eps):
 
 
 @cache
-def make_backward(plan, lead, readers, writers, give, machine_eps):
+def make_backward(plan, lead, inputs, outputs, give, machine_eps):
     """A backward call, as `make_forward` makes a forward one."""
     over = gradients_over_rows(plan)
+    checks, readers = zip(*inputs, strict=True)
+    check_dy, _, check_weight, check_mean, check_rstd, check_dresidual = checks
     read_dy, read_x, read_weight, read_mean, read_rstd, read_dresidual = readers
-    (new_dx, room_dx, settle_dx), of_dweight, of_dbias = writers
-    new_dweight, room_dweight, settle_dweight = of_dweight
-    new_dbias, room_dbias, settle_dbias = of_dbias
+    (check_dx, new_dx, room_dx, settle_dx), of_dweight, of_dbias = outputs
+    check_dweight, new_dweight, room_dweight, settle_dweight = of_dweight
+    check_dbias, new_dbias, room_dbias, settle_dbias = of_dbias
     rows_of_dx = as_rows if plan.out else nothing
     (new_dweights, put_dweight), (new_dbiases, put_dbias) = (
         gradient_sums(plan.double, wanted is not None) for wanted in (plan.dweight, plan.dbias)
@@ -172,20 +182,28 @@ def make_backward(plan, lead, readers, writers, give, machine_eps):
         shape = x.shape
         row_shape, stats_shape = shape[lead:], kept(shape, lead)
         rows, cols = extent(shape, lead)
+        check_dy(dy, shape)
+        check_weight(weight, row_shape)
+        check_mean(mean, stats_shape)
+        check_rstd(rstd, stats_shape)
+        check_dresidual(dresidual, shape)
+        check_dx(out_dx, shape)
+        check_dweight(out_dweight, row_shape)
+        check_dbias(out_dbias, row_shape)
         number = checked_eps(eps, machine_eps)
         offset = checked_offset(weight_offset, weight)
         apart_01(out_dx, out_dweight)
         apart_02(out_dx, out_dbias)
         apart_12(out_dweight, out_dbias)
+        # Nothing is copied for the sake of dweight and dbias: when they are written, all has been read.
+        dy_rows = read_dy(dy, out_dx, None)
+        x_rows = read_x(x, out_dx, None)
+        dresidual_rows = read_dresidual(dresidual, out_dx, None)
+        weights = read_weight(weight, offset, out_dx, None)
+        means = read_mean(mean, 0.0, out_dx, None)
+        rstds = read_rstd(rstd, 0.0, out_dx, None)
         dx = new_dx(out_dx, shape)
         dweight, dbias = new_dweight(out_dweight, row_shape), new_dbias(out_dbias, row_shape)
-        # Nothing is copied for the sake of dweight and dbias: when they are written, all has been read.
-        dy_rows = read_dy(dy, shape, out_dx, None)
-        x_rows = read_x(x, shape, out_dx, None)
-        dresidual_rows = read_dresidual(dresidual, shape, out_dx, None)
-        weights = read_weight(weight, row_shape, offset, out_dx, None)
-        means = read_mean(mean, stats_shape, 0.0, out_dx, None)
-        rstds = read_rstd(rstd, stats_shape, 0.0, out_dx, None)
         dx_written, dweight_written, dbias_written = room_dx(dx), room_dweight(dweight), room_dbias(dbias)
         size, blocks = block_size(rows, cols, double, has_sums)
         dweights, dbiases = new_dweights(blocks, cols), new_dbiases(blocks, cols)

@@ -18,7 +18,7 @@ from ..._results import (
     RMSNormResult,
 )
 from ..specialize import ELEMENTS
-from .arrays import itself, nothing, output_maker, output_room, row_reader, vector_reader
+from .arrays import itself, nothing, output_maker, output_room, row_reader, shape_check, vector_reader
 from .calls import make_backward, make_forward
 
 SCALARS = {"float32": np.float32, "float64": np.float64}
@@ -140,17 +140,17 @@ def _forward(
         "float64" if stats and centered else None,
         "float64" if stats else None,
     )
-    readers = (
-        _reader("x", x, lead),
-        _reader("residual", residual, lead),
+    inputs = (
+        _input("x", x, lead),
+        _input("residual", residual, lead),
         _vector("weight", weight, COLUMNS, weight_format, offset),
         _vector("bias", bias, COLUMNS, bias_format),
     )
-    writers = (
-        _writer("out", out, x_format, lead),
-        _writer("residual_out", residual_out, x_format if fused else None, lead),
+    outputs = (
+        _output("out", out, x_format, lead),
+        _output("residual_out", residual_out, x_format if fused else None, lead),
     )
-    return make_forward(plan, lead, readers, writers, _giver(centered, fused, stats), _machine_eps(x_format))
+    return make_forward(plan, lead, inputs, outputs, _giver(centered, fused, stats), _machine_eps(x_format))
 
 
 def _gradients(
@@ -189,44 +189,49 @@ def _gradients(
         "float64" if mask[2] else None,
         dresidual_format if mask[0] else None,
     )
-    readers = (
-        _reader("dy", dy, lead),
-        _reader("x", x, lead),
+    inputs = (
+        _input("dy", dy, lead),
+        _input("x", x, lead),
         _vector("weight", weight, COLUMNS, scale_format, offset),
         _vector("mean", mean, KEPT, "float64"),
         _vector("rstd", rstd, KEPT, "float64"),
-        _reader("dresidual", dresidual if mask[0] else None, lead),
+        _input("dresidual", dresidual if mask[0] else None, lead),
     )
     gradient_format = weight_format or x_format
-    writers = tuple(
-        _writer(f"out[{i}]", array, wanted and own, own_lead)
+    outputs = tuple(
+        _output(f"out[{i}]", array, wanted and own, own_lead)
         for i, (array, wanted, own, own_lead) in enumerate(
             zip(outs, mask, (x_format, gradient_format, gradient_format), (lead, 0, 0), strict=True)
         )
     )
-    return make_backward(plan, lead, readers, writers, _give_gradients, _machine_eps(x_format))
+    return make_backward(plan, lead, inputs, outputs, _give_gradients, _machine_eps(x_format))
 
 
-def _reader(name, array, lead):
-    return nothing if array is None else row_reader(name, array.aligned or None, lead)
+def _input(name, array, lead):
+    """The check and the reader of an input of x's shape; of None, None."""
+    if array is None:
+        return nothing, nothing
+    return shape_check(name, "the shape of `x`"), row_reader(array.aligned or None, lead)
 
 
 def _vector(name, array, rule, element_format, offset=None):
+    """The same of a smaller input."""
     if array is None:
-        return nothing
+        return nothing, nothing
     plain = array.layout == "C" and array.aligned and array.dtype == ELEMENTS[element_format]
     plain = plain and offset is None
-    return vector_reader(name, rule, plain or None, SCALARS[element_format], offset)
+    return shape_check(name, rule), vector_reader(plain or None, SCALARS[element_format], offset)
 
 
-def _writer(name, array, default, lead):
-    """What makes an output, finds room to write it, and settles that. By default it is new and has this format."""
+def _output(name, array, default, lead):
+    """What checks an output, makes it, finds room to write it and settles that. By default it is new."""
     if array is not None:
         plain = array.layout == "C" and array.aligned
-        return output_maker(name, None), *output_room(plain or None, array.aligned or None, lead)
+        check = shape_check(name, "the shape of the result")
+        return check, itself, *output_room(plain or None, array.aligned or None, lead)
     if default:
-        return output_maker(name, SCALARS[default]), itself, nothing
-    return nothing, nothing, nothing
+        return nothing, output_maker(SCALARS[default]), itself, nothing
+    return nothing, nothing, nothing, nothing
 
 
 def _machine_eps(x_format):
