@@ -45,12 +45,8 @@ def rms_offset_out(x, other, weight, bias, out):
     return npnorm.rms_norm(x, weight, eps=None, weight_offset=1.0, out=out)
 
 
-def add_layer(x, other, weight, bias, out):
-    return npnorm.add_layer_norm(x, other, weight, bias, eps=1e-3, residual_out=out)
-
-
 def add_rms(x, other, weight, bias, out):
-    return npnorm.add_rms_norm(x, other, out=out, return_stats=True)
+    return npnorm.add_rms_norm(x, other, eps=1e-3, residual_out=out, return_stats=True)
 
 
 def gradients(x, other, weight, bias, out):
@@ -74,7 +70,6 @@ CALLS = [
     (norm_all, F4, None, F4, F4, None),
     (rms_rounded, F8, None, F4, F4, None),
     (rms_offset_out, F4, None, F8, None, F8),
-    (add_layer, F4, F4, F4, F4, F4),
     (add_rms, F4, F8, None, None, F4),
     (gradients, F8, F8, F8, None, None),
     (gradients_saved, F4, F4, None, F4, F4),
