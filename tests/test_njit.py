@@ -23,6 +23,7 @@ from zoo import LAYOUTS, LEADS, assert_only_written, misaligned, poisoned
 import npnorm
 
 ROOT = str(Path(npnorm.__file__).parents[1])
+npnorm.register_numba()  # another test may have imported npnorm before Numba
 WIDTHS = (1, 7, 129, 769, 4097)
 
 

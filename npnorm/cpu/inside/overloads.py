@@ -195,7 +195,7 @@ def _gradients(
         _vector("weight", weight, COLUMNS, scale_format, offset),
         _vector("mean", mean, KEPT, "float64"),
         _vector("rstd", rstd, KEPT, "float64"),
-        _input("dresidual", dresidual if mask[0] else None, lead),
+        _input("dresidual", dresidual, lead, mask[0]),
     )
     gradient_format = weight_format or x_format
     outputs = tuple(
@@ -207,11 +207,12 @@ def _gradients(
     return make_backward(plan, lead, inputs, outputs, _give_gradients, _machine_eps(x_format))
 
 
-def _input(name, array, lead):
+def _input(name, array, lead, wanted=True):
     """The check and the reader of an input of x's shape; of None, None."""
     if array is None:
         return nothing, nothing
-    return shape_check(name, "the shape of `x`"), row_reader(array.aligned or None, lead)
+    reader = row_reader(array.aligned or None, lead) if wanted else nothing
+    return shape_check(name, "the shape of `x`"), reader
 
 
 def _vector(name, array, rule, element_format, offset=None):
