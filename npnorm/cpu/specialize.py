@@ -52,7 +52,7 @@ def _compiled(key):
 def build(plan, extreme=False, phase="", cached=True):
     """A new dispatcher, for the key of a kernel."""
     function, signature = source(plan, extreme, phase)
-    dispatcher = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
+    dispatcher = njit(nogil=True, error_model="numpy")(function)
     if cached and KernelCache is not None:
         key = repr((plan, extreme, phase))
         dispatcher._cache = KernelCache(key)  # type: ignore[attr-defined]
