@@ -8,8 +8,10 @@ from ._api import (
     add_rms_norm,
     layer_norm,
     layer_norm_backward,
+    layer_norm_jvp,
     rms_norm,
     rms_norm_backward,
+    rms_norm_jvp,
 )
 from ._layers import LayerNorm, RMSNorm
 from ._numba import register_numba
@@ -25,10 +27,12 @@ __all__ = [
     "get_num_threads",
     "layer_norm",
     "layer_norm_backward",
+    "layer_norm_jvp",
     "reference",
     "register_numba",
     "rms_norm",
     "rms_norm_backward",
+    "rms_norm_jvp",
     "set_num_threads",
 ]
 

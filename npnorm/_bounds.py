@@ -10,7 +10,10 @@ With u the machine epsilon of the output's dtype, s its smallest subnormal, and 
 float64, whose sums have no wider type to run in: 8u ((|x̂*| + 1) |w| + |b|) for y, and for the
 gradients four times the above with |x̂| + 1 for |x̂|.
 
-Two things any implementation needs are added to the gradients: (1 + rstd) s, as in the forward, for
+    |dy - dy*| <= 0.51u |dy*| + 2^-49 S        of a directional derivative, float64 too, with
+    S = rstd |w| (|dx| + mean|dx| + n mean(|dx| n)) + n |dweight| + |dbias| and n = |x̂| + 1
+
+Two things any implementation needs are added to the derivatives: (1 + rstd) s, as in the forward, for
 nothing can be nearer than the subnormal numbers lie, and u |dresidual| for the one addition.
 
 The exact values are computed here, apart from the package's own reference, in NumPy's longdouble.
@@ -86,19 +89,41 @@ def forward_bound(name: str, exact: Exact, product: Array, scale: Array, shift: 
 def dx_and_bound(name: str, centered: bool, g: Array, exact: Exact) -> tuple[Array, Array]:
     """The exact dx, without a dresidual, and its bound."""
 
-    def mean(rows: Array) -> Array:
-        return rows.mean(axis=1, keepdims=True) if rows.shape[1] else np.nan
-
-    normalized, rstd = exact.normalized, exact.rstd
-    dx = g - normalized * mean(g * normalized)
-    if centered:
-        dx = dx - mean(g)
-    size, factor = np.abs(normalized), 4
+    size, factor = np.abs(exact.normalized), 4
     if name == "float64":
         size, factor = size + 1, 16
-    size = np.abs(g) + mean(np.abs(g)) + size * mean(np.abs(g) * size)
-    bound = factor * LONG(EPSILON[name]) * rstd * size + (1 + rstd) * LONG(SMALLEST[name])
-    return dx * rstd, bound
+    bound = factor * LONG(EPSILON[name]) * exact.rstd * _size_of_dx(g, size)
+    return _projected(centered, g, exact), bound + (1 + exact.rstd) * LONG(SMALLEST[name])
+
+
+def jvp_and_bound(
+    name: str, centered: bool, dx: Array, scale: Array, dweight: Array, dbias: Array, exact: Exact
+) -> tuple[Array, Array]:
+    """The exact directional derivative dy, and its bound; all that is no row is a row's shape or a number."""
+    normalized, rstd = exact.normalized, exact.rstd
+    dy = _projected(centered, dx, exact) * scale + normalized * dweight + dbias
+    size, weight, change = np.abs(normalized) + 1, np.abs(scale), np.abs(dweight)
+    whole = rstd * weight * _size_of_dx(dx, size) + size * change + np.abs(dbias)
+    lost = LONG(SMALLEST[name]) + LONG(SMALLEST["float64"]) * ((1 + rstd) * weight + change)
+    return dy, LONG("0.51") * LONG(EPSILON[name]) * np.abs(dy) + LONG(2.0**-49) * whole + lost
+
+
+def _projected(centered: bool, g: Array, exact: Exact) -> Array:
+    """The rows g times the Jacobian of the normalized rows, which is symmetric."""
+    dx = g - exact.normalized * _mean(g * exact.normalized)
+    if centered:
+        dx = dx - _mean(g)
+    return dx * exact.rstd
+
+
+def _size_of_dx(g: Array, size: Array) -> Array:
+    """The sum of the sizes of a gradient's terms, without rstd; `size` is that of the normalized rows."""
+    return np.abs(g) + _mean(np.abs(g)) + size * _mean(np.abs(g) * size)
+
+
+def _mean(rows: Array) -> Array:
+    mean: Array = rows.mean(axis=1, keepdims=True) if rows.shape[1] else np.full((1, 1), np.nan)
+    return mean
 
 
 def dweight_bound(dy: Array, exact: Exact) -> Callable[[str], Array]:

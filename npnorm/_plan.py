@@ -77,6 +77,26 @@ class Backward(NamedTuple):
     weight_offset: float
 
 
+class Derivative(NamedTuple):
+    """A checked call for a directional derivative, as a forward and a backward plan without parameters."""
+
+    normalized: Plan
+    """What gives the normalized rows, in float64."""
+    projected: Plan
+    """What gives their derivative along dx, in float64: the gradient's formula, with dx for dy."""
+    double: bool
+    """Whether the compute dtype, in which an offset is added, is float64."""
+    x: Array
+    weight: Array | None
+    dx: Array | None
+    dweight: Array | None
+    dbias: Array | None
+    out: Array | None
+    axes: int
+    eps: float
+    weight_offset: float
+
+
 def plan_forward(
     centered: bool,
     x: Any,
@@ -211,4 +231,46 @@ def plan_backward(
         axes,
         eps,
         weight_offset,
+    )
+
+
+def plan_jvp(
+    centered: bool,
+    x: Any,
+    weight: Any,
+    dx: Any,
+    dweight: Any,
+    dbias: Any,
+    axis: Any,
+    eps: Any,
+    weight_offset: Any,
+    out: Any,
+) -> Derivative:
+    """Check the arguments of a directional derivative."""
+    x, x_format = checked_array("x", x)
+    axes = trailing_axes(axis, x.ndim)
+    shape = x.shape[x.ndim - axes :]
+    weight, weight_format = checked_parameter("weight", weight, shape)
+    weight_offset = checked_offset(weight_offset, weight)
+    dx_format = out_format = None
+    if dx is not None:
+        dx, dx_format = checked_array("dx", dx)
+        check_shape("dx", dx, x.shape, "the shape of `x`")
+    dweight, dweight_format = checked_parameter("dweight", dweight, shape)
+    dbias, dbias_format = checked_parameter("dbias", dbias, shape)
+    if dx is None and dweight is None and dbias is None:
+        raise ValueError("one of `dx`, `dweight` and `dbias` must be given; got None for all: the derivative is 0")
+    eps = checked_eps(eps, centered, x_format)
+    if out is not None:
+        out, out_format = checked_output("out", out, x.shape)
+        inputs = {"x": x, "weight": weight, "dx": dx, "dweight": dweight, "dbias": dbias}
+        check_overlap("out", out, inputs, ("x", "dx"))
+    formats = (x_format, weight_format, dx_format, dweight_format, dbias_format, out_format)
+    normalized = Plan(
+        False, centered, True, False, x_format, None, None, None, "float64", None, None
+    )
+    projected = normalized._replace(backward=True, other=dx_format)
+    double = "float64" in formats
+    return Derivative(
+        normalized, projected, double, x, weight, dx, dweight, dbias, out, axes, eps, weight_offset
     )

@@ -2,8 +2,10 @@
 
 from typing import Any, NamedTuple
 
-Array = Any
-"""An array of x's library: numpy.ndarray on the CPU."""
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+"""An array of any dtype."""
 
 
 class LayerNormResult(NamedTuple):

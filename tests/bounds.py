@@ -14,6 +14,7 @@ from npnorm._bounds import (  # noqa: F401  tests import them from here
     dweight_bound,
     dx_and_bound,
     forward_bound,
+    jvp_and_bound,
     normalize,
 )
 
@@ -95,6 +96,29 @@ def check_backward(
     if gradients.dbias is not None:
         assert gradients.dbias.shape == columns_shape
         check_sum(gradients.dbias, dy, dbias_bound(dy), "dbias")
+
+
+@np.errstate(all="ignore")
+def check_jvp(
+    norm, dy, x, weight=None, *, dx=None, dweight=None, dbias=None, axis=-1, eps=None, weight_offset=0.0
+):
+    """Assert that a directional derivative is right within its bound."""
+    x = np.asarray(x)
+    assert dy.shape == x.shape
+    name = dy.dtype.name
+    inputs = [np.asarray(a).dtype for a in (x, weight, dx, dweight, dbias) if a is not None]
+    exact = normalize(as_rows(x, axis), norm.centered, norm.eps if eps is None else eps)
+    wide = np.dtype(np.float64)
+    expected, bound = jvp_and_bound(
+        name,
+        norm.centered,
+        np.zeros_like(exact.normalized) if dx is None else as_rows(dx, axis),
+        as_scale(weight, weight_offset, compute_dtype(dy.dtype, *inputs)),
+        as_vector(dweight, wide, 0),
+        as_vector(dbias, wide, 0),
+        exact,
+    )
+    assert_within(as_rows(dy, axis), expected, bound, name, "dy")
 
 
 def check_sum(actual, terms, bound_of, what):

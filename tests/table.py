@@ -77,6 +77,10 @@ class Norm(NamedTuple):
         return getattr(npnorm, f"{self.name}_backward")
 
     @property
+    def jvp(self):
+        return getattr(npnorm, f"{self.name}_jvp")
+
+    @property
     def add(self):
         return getattr(npnorm, f"add_{self.name}")
 
@@ -85,9 +89,9 @@ class Norm(NamedTuple):
         return getattr(npnorm, self.layer_name)
 
     def reference(self, kind=""):
-        """The reference's function of the same name: kind is "", "add" or "backward"."""
-        name = {"": self.name, "add": f"add_{self.name}", "backward": f"{self.name}_backward"}
-        return getattr(npnorm.reference, name[kind])
+        """The reference's function of the same name: kind is "", "add", "backward" or "jvp"."""
+        name = {"": self.name, "add": f"add_{self.name}"}.get(kind, f"{self.name}_{kind}")
+        return getattr(npnorm.reference, name)
 
     def saved(self, result):
         """The keywords that hand the statistics of a forward result to the backward."""

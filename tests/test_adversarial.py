@@ -10,6 +10,7 @@ from bounds import (
     assert_same_bits,
     check_backward,
     check_forward,
+    check_jvp,
     normalize,
 )
 from table import DTYPES, NORMS, random
@@ -107,6 +108,8 @@ def check(norm, x, eps, scale=1.0):
     if normalize(as_rows(x, -1), norm.centered, eps).rstd.max() > LARGEST["float64"]:
         return  # float64 subnormals and eps = 0: rstd, a float64, is infinite, and so is dx
     check_backward(norm, norm.backward(dy, x, weight, eps=eps), dy, x, weight, eps=eps)
+    tangents = {"dx": dy, "dweight": bias, "dbias": weight}
+    check_jvp(norm, norm.jvp(x, weight, **tangents, eps=eps), x, weight, **tangents, eps=eps)
 
 
 needs_longdouble = pytest.mark.skipif(not HAS_LONGDOUBLE, reason="no oracle wider than float64")

@@ -5,6 +5,7 @@ import numpy as np
 from .._checks import format_of
 from .._threads import get_num_threads
 from . import quick
+from .forward_mode import jvp
 from .gradients import PARAMETERS
 from .layout import column_range
 from .machine import streaming_size
@@ -28,6 +29,8 @@ from .work import (
     spread,
     statistic,
 )
+
+__all__ = ["backward", "forward", "jvp", "quick_backward", "quick_forward"]
 
 RANGE = 2**14
 """Columns of a range in which all rows of a very wide array get their gradients: 256 KB of sums, in the

@@ -1,7 +1,8 @@
 """The specification: every function of npnorm in plain NumPy, with float64 inside.
 
-Read this module to learn what the fast kernels compute; the tests hold them to it. ``x`` is seen as
-rows by columns: N rows from the lead axes, D columns from the normalized trailing axes. For one row
+Read this module and `rows` to learn what the fast kernels compute; the tests hold them to it. ``x``
+is seen as rows by columns: N rows from the lead axes, D columns from the normalized trailing axes.
+For one row
 
     mean = sum(x) / D                              (0 for RMSNorm)
     rstd = 1 / sqrt(sum((x - mean)**2) / D + eps)
@@ -25,32 +26,41 @@ References
 .. [2] Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, arXiv:1910.07467.
 """
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from npnorm._results import (
     AddLayerNormStatsResult,
     AddNormResult,
     AddRMSNormStatsResult,
+    Array,
     LayerNormResult,
     NormGradients,
     RMSNormResult,
 )
 
-# mypy: allow-untyped-defs, allow-incomplete-defs
+from .rows import (
+    as_rows,
+    as_vector,
+    backward_rows,
+    compute_dtype,
+    delivered,
+    epsilon,
+    forward_rows,
+    jvp_rows,
+    rounded,
+    scale_of,
+    trailing,
+)
+
 # fmt: off (the signatures read better as the documentation writes them)
 
 __all__ = [
-    "add_layer_norm", "add_rms_norm", "layer_norm", "layer_norm_backward", "rms_norm",
-    "rms_norm_backward",
+    "add_layer_norm", "add_rms_norm", "layer_norm", "layer_norm_backward", "layer_norm_jvp",
+    "rms_norm", "rms_norm_backward", "rms_norm_jvp",
 ]
-
-Array = NDArray[Any]
-
 
 def layer_norm(
     x: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, *,
@@ -156,6 +166,54 @@ def rms_norm_backward(
     )
 
 
+def layer_norm_jvp(
+    x: ArrayLike, weight: ArrayLike | None = None, *, dx: ArrayLike | None = None,
+    dweight: ArrayLike | None = None, dbias: ArrayLike | None = None,
+    axis: int | Sequence[int] = -1, eps: float = 1e-5, weight_offset: float = 0.0,
+    out: Array | None = None,
+) -> Array:
+    """Directional derivative of `layer_norm`; the parameters are those of `npnorm.layer_norm_jvp`.
+
+    Notes
+    -----
+    With ``normalized = (x - mean) * rstd`` and ``mean_row`` the mean over the D columns,
+
+        dnormalized = rstd * (dx - mean_row(dx) - normalized * mean_row(dx * normalized))
+        dy = dnormalized * (weight + weight_offset) + normalized * dweight + dbias
+
+    The first line is the formula of the gradient: the matrix between dx and dnormalized is
+    symmetric.
+
+    Examples
+    --------
+    >>> x, dx = np.array([[-2.0, 0.0, 2.0]]), np.array([[0.0, 3.0, 0.0]])
+    >>> layer_norm_jvp(x, dx=dx, eps=4 / 3)
+    array([[-0.5,  1. , -0.5]])
+    """
+    return _jvp(True, x, weight, dx, dweight, dbias, axis, eps, weight_offset, out)
+
+
+def rms_norm_jvp(
+    x: ArrayLike, weight: ArrayLike | None = None, *, dx: ArrayLike | None = None,
+    dweight: ArrayLike | None = None, dbias: ArrayLike | None = None,
+    axis: int | Sequence[int] = -1, eps: float | None = 1e-6, weight_offset: float = 0.0,
+    out: Array | None = None,
+) -> Array:
+    """Directional derivative of `rms_norm`; the parameters are those of `npnorm.rms_norm_jvp`.
+
+    Notes
+    -----
+    As in `layer_norm_jvp` with a mean of 0 and without the term ``mean_row(dx)``.
+
+    Examples
+    --------
+    >>> x, dx = np.array([[3.0, -3.0]]), np.array([[6.0, 0.0]])
+    >>> rms_norm_jvp(x, dx=dx, dbias=np.array([0.0, 0.5]), eps=0.0)
+    array([[1. , 1.5]])
+    """
+    return _jvp(False, x, weight, dx, dweight, dbias, axis, eps, weight_offset, out)
+
+
 def add_layer_norm(
     x: ArrayLike, residual: ArrayLike, weight: ArrayLike | None = None,
     bias: ArrayLike | None = None, *, axis: int | Sequence[int] = -1, eps: float = 1e-5,
@@ -211,28 +269,35 @@ def add_rms_norm(
 
 
 @np.errstate(all="ignore")
-def _norm(centered, x, weight, bias, axis, eps, weight_offset, round_before_weight, out):
+def _norm(
+    centered: bool, x: ArrayLike, weight: ArrayLike | None, bias: ArrayLike | None,
+    axis: int | Sequence[int], eps: float | None, weight_offset: float, round_before_weight: bool,
+    out: Array | None,
+) -> tuple[Array, Array, Array]:
     """Both norms on arrays of any shape: cut into rows, normalize, round once."""
     x = np.asarray(x)
     dtype = x.dtype if out is None else out.dtype
-    compute = _compute_dtype(x.dtype, dtype)
-    y, mean, rstd = _forward(
-        _rows(x, axis),
-        _scale(weight, weight_offset, compute),
-        0.0 if bias is None else _vector(bias, compute),
-        _epsilon(eps, x.dtype),
+    compute = compute_dtype(x.dtype, dtype)
+    y, mean, rstd = forward_rows(
+        as_rows(x, axis),
+        scale_of(weight, weight_offset, compute),
+        0.0 if bias is None else as_vector(bias, compute),
+        epsilon(eps, x.dtype),
         centered,
         x.dtype if round_before_weight else None,
     )
-    stats_shape = x.shape[: -_count(axis)] + (1,) * _count(axis)
-    y = _deliver(_round(y, dtype).reshape(x.shape), out)
+    stats_shape = x.shape[: -trailing(axis)] + (1,) * trailing(axis)
+    y = delivered(rounded(y, dtype).reshape(x.shape), out)
     return y, mean.reshape(stats_shape), rstd.reshape(stats_shape)
 
 
 @np.errstate(all="ignore")
 def _gradients(
-    centered, dy, x, weight, mean, rstd, axis, eps, weight_offset, dresidual, output_mask, out
-):
+    centered: bool, dy: ArrayLike, x: ArrayLike, weight: ArrayLike | None, mean: ArrayLike | None,
+    rstd: ArrayLike | None, axis: int | Sequence[int], eps: float | None, weight_offset: float,
+    dresidual: ArrayLike | None, output_mask: Sequence[bool] | None,
+    out: Sequence[Array | None] | None,
+) -> NormGradients:
     """Both gradients on arrays of any shape: cut into rows, differentiate, round once."""
     dy, x = np.asarray(dy), np.asarray(x)
     parameter = x.dtype if weight is None else np.asarray(weight).dtype
@@ -244,148 +309,50 @@ def _gradients(
     ]
     wanted = (dtype for dtype, want in zip(dtypes, mask, strict=True) if want)
     added = () if dresidual is None else (np.asarray(dresidual).dtype,)
-    compute = _compute_dtype(x.dtype, dy.dtype, *added, *wanted)
-    gradients = _backward(
-        _rows(dy, axis),
-        _rows(x, axis),
-        _scale(weight, weight_offset, compute),
+    compute = compute_dtype(x.dtype, dy.dtype, *added, *wanted)
+    gradients = backward_rows(
+        as_rows(dy, axis),
+        as_rows(x, axis),
+        scale_of(weight, weight_offset, compute),
         None if mean is None else np.asarray(mean, np.float64).reshape(-1, 1),
         None if rstd is None else np.asarray(rstd, np.float64).reshape(-1, 1),
-        0.0 if dresidual is None else _rows(np.asarray(dresidual), axis),
-        _epsilon(eps, x.dtype),
+        0.0 if dresidual is None else as_rows(np.asarray(dresidual), axis),
+        epsilon(eps, x.dtype),
         centered,
     )
-    shapes = (x.shape,) + 2 * (x.shape[-_count(axis) :],)
+    shapes = (x.shape,) + 2 * (x.shape[-trailing(axis) :],)
     results = zip(gradients, dtypes, shapes, given, mask, strict=True)
     return NormGradients(*(
-        _deliver(_round(values, dtype).reshape(shape), array) if want else None
+        delivered(rounded(values, dtype).reshape(shape), array) if want else None
         for values, dtype, shape, array, want in results
     ))
 
 
-def _forward(x, scale, bias, eps, centered, rounded_to=None):
-    """Return y, mean and rstd of the rows of `x`, unrounded.
-
-    `x` is float64, or np.longdouble for an oracle of float64 itself. `rounded_to` is the dtype of
-    `round_before_weight`.
-    """
-    normalized, mean, rstd = _normalize(x, None, None, eps, centered)
-    if rounded_to is not None:
-        normalized = _round(normalized, rounded_to).astype(x.dtype)
-    return normalized * scale + bias, mean, rstd
-
-
-def _backward(dy, x, scale, mean, rstd, dresidual, eps, centered):
-    """Return dx, dweight and dbias of the rows of `dy` and `x`, unrounded.
-
-    Statistics that are None are computed, and then used as if they had been given: same bits.
-    """
-    if rstd is None or (centered and mean is None):
-        _, own_mean, own_rstd = _normalize(x, None, None, eps, centered)
-        mean = own_mean if mean is None else mean
-        rstd = own_rstd if rstd is None else rstd
-    normalized, _, rstd = _normalize(x, mean, rstd, eps, centered)
-    g = dy * scale
-    projection = normalized * _mean(g * normalized)
-    if centered:
-        projection = projection + _mean(g)
-    return rstd * (g - projection) + dresidual, _sum_rows(dy * normalized), _sum_rows(dy)
+@np.errstate(all="ignore")
+def _jvp(
+    centered: bool, x: ArrayLike, weight: ArrayLike | None, dx: ArrayLike | None,
+    dweight: ArrayLike | None, dbias: ArrayLike | None, axis: int | Sequence[int],
+    eps: float | None, weight_offset: float, out: Array | None,
+) -> Array:
+    """Both directional derivatives on arrays of any shape: cut into rows, differentiate, round once."""
+    x = np.asarray(x)
+    dtype = x.dtype if out is None else out.dtype
+    inputs = (np.asarray(a).dtype for a in (weight, dx, dweight, dbias) if a is not None)
+    dy = jvp_rows(
+        as_rows(x, axis),
+        scale_of(weight, weight_offset, compute_dtype(x.dtype, dtype, *inputs)),
+        0.0 if dx is None else as_rows(np.asarray(dx), axis),
+        0.0 if dweight is None else as_vector(dweight, np.dtype(np.float64)),
+        0.0 if dbias is None else as_vector(dbias, np.dtype(np.float64)),
+        epsilon(eps, x.dtype),
+        centered,
+    )
+    return delivered(rounded(dy, dtype).reshape(x.shape), out)
 
 
-def _normalize(x, mean, rstd, eps, centered):
-    """Return ``(x - mean) * rstd`` of each row, mean and rstd; compute the statistics not given."""
-    # Sums of the largest float64 numbers overflow, the mean of the smallest has no digits left.
-    largest = np.abs(x).max(axis=1, keepdims=True, initial=0.0)
-    exponent = 128 * ((largest > 2.0**900).astype(np.int32) - (largest < 2.0**-900))
-    deviations = np.ldexp(x, -exponent)
-    if not centered:
-        mean = np.zeros_like(largest)
-    else:
-        if mean is None:
-            # Shifted by the first element, the sum is exact for constant rows.
-            first = deviations[:, :1] if x.shape[1] else np.nan
-            mean = np.ldexp(first + _mean(deviations - first), exponent)
-        deviations = deviations - np.ldexp(mean, -exponent)
-        deviations = deviations - _mean(deviations)  # the low part of the mean
-
-    # Divide by the power of two just above the largest deviation, or above sqrt(eps).
-    largest = np.abs(deviations).max(axis=1, keepdims=True, initial=0.0)
-    power = np.frexp(np.maximum(largest, np.ldexp(np.sqrt(eps), -exponent)))[1]
-    deviations, exponent = np.ldexp(deviations, -power), exponent + power
-    if rstd is not None:
-        return deviations * np.ldexp(rstd, exponent), mean, rstd
-    variance = _mean(deviations * deviations)
-    scaled_rstd = 1.0 / np.sqrt(variance + np.ldexp(eps, -2 * exponent))
-    return deviations * scaled_rstd, mean, np.ldexp(scaled_rstd, -exponent)
-
-
-def _mean(rows):
-    """Mean of each row, as a column; NaN without columns."""
-    return rows.sum(axis=1, keepdims=True) / rows.shape[1]
-
-
-def _sum_rows(rows):
-    """Sum over the rows; along contiguous memory, where NumPy adds pairwise."""
-    return np.ascontiguousarray(rows.T).sum(axis=1)
-
-
-def _add(x, residual, residual_out):
+def _add(x: ArrayLike, residual: ArrayLike, residual_out: Array | None) -> Array:
     """The sum, rounded once to x's dtype."""
     x = np.asarray(x)
     with np.errstate(all="ignore"):
         total = x.astype(np.float64) + np.asarray(residual).astype(np.float64)
-        return _deliver(_round(total, x.dtype), residual_out)
-
-
-def _count(axis):
-    """How many trailing axes `axis` names."""
-    return len(axis) if isinstance(axis, Sequence) else 1
-
-
-def _rows(x, axis):
-    """`x` as contiguous float64 rows by columns."""
-    lead, normalized = x.shape[: -_count(axis)], x.shape[-_count(axis) :]
-    return x.astype(np.float64, order="C").reshape(math.prod(lead), math.prod(normalized))
-
-
-def _compute_dtype(*dtypes):
-    """float64 when any of the dtypes is, else float32."""
-    return np.dtype(np.float64 if any(d.name == "float64" for d in dtypes) else np.float32)
-
-
-def _epsilon(eps, dtype):
-    """eps, or for None the machine epsilon of the compute dtype of an x of `dtype`; a float64 scalar."""
-    return np.float64(np.finfo(_compute_dtype(dtype)).eps if eps is None else eps)
-
-
-def _vector(parameter, compute):
-    """A weight or bias in the compute dtype, as one row."""
-    return np.asarray(parameter).astype(compute).reshape(1, -1)
-
-
-def _scale(weight, weight_offset, compute):
-    """What multiplies the normalized rows, in float64; the offset is added in the compute dtype."""
-    if weight is None:
-        return 1.0
-    return (_vector(weight, compute) + compute.type(weight_offset)).astype(np.float64)
-
-
-def _round(values, dtype):
-    """Round float64 `values` once to `dtype`, in native byte order."""
-    if dtype.name != "bfloat16":
-        return values.astype(dtype if dtype.isnative else dtype.newbyteorder("="))
-    # ml_dtypes goes through float32 and rounds twice. Rounding that step to odd keeps what the
-    # second rounding must know: that the number was not a tie.
-    narrow = values.astype(np.float32)
-    bits = narrow.view(np.uint32)
-    bits -= np.abs(narrow) > np.abs(values)
-    bits |= narrow != values
-    return narrow.astype(dtype)
-
-
-def _deliver(result, out):
-    """Return `result`, or `out` filled with it."""
-    if out is None:
-        return result
-    out[...] = result
-    return out
+        return delivered(rounded(total, x.dtype), residual_out)
