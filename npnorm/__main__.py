@@ -21,7 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     # Imported now, since commands bring Numba, which --help must not wait for.
-    return import_module(f"npnorm._commands.{options.command}").run(options)
+    status: int = import_module(f"npnorm._commands.{options.command}").run(options)
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -99,7 +99,7 @@ def dx_and_bound(name: str, centered: bool, g: Array, exact: Exact) -> tuple[Arr
 def jvp_and_bound(
     name: str, centered: bool, dx: Array, scale: Array, dweight: Array, dbias: Array, exact: Exact
 ) -> tuple[Array, Array]:
-    """The exact directional derivative dy, and its bound; all that is no row is a row's shape or a number."""
+    """The exact directional derivative dy, and its bound. `scale`, `dweight` and `dbias` are vectors or numbers."""
     normalized, rstd = exact.normalized, exact.rstd
     dy = _projected(centered, dx, exact) * scale + normalized * dweight + dbias
     size, weight, change = np.abs(normalized) + 1, np.abs(scale), np.abs(dweight)
@@ -122,8 +122,7 @@ def _size_of_dx(g: Array, size: Array) -> Array:
 
 
 def _mean(rows: Array) -> Array:
-    mean: Array = rows.mean(axis=1, keepdims=True) if rows.shape[1] else np.full((1, 1), np.nan)
-    return mean
+    return rows.mean(axis=1, keepdims=True) if rows.shape[1] else np.full((1, 1), np.nan)
 
 
 def dweight_bound(dy: Array, exact: Exact) -> Callable[[str], Array]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ._results import Array
 
-FORMATS: dict[np.dtype, str] = {
+FORMATS: dict[np.dtype[Any], str] = {
     np.dtype(order + code): name
     for code, name in (("f2", "float16"), ("f4", "float32"), ("f8", "float64"))
     for order in "<>"
@@ -19,7 +19,7 @@ FORMATS: dict[np.dtype, str] = {
 """The supported dtypes that NumPy itself has, in either byte order; bfloat16 is added when it is first met."""
 
 
-def format_of(dtype: np.dtype) -> str | None:
+def format_of(dtype: np.dtype[Any]) -> str | None:
     """The name of a supported dtype, or None."""
     name = FORMATS.get(dtype)
     if name is None and dtype.name == "bfloat16" and dtype.itemsize == 2:
@@ -107,12 +107,12 @@ def checked_normalized_shape(shape: Any) -> tuple[int, ...]:
     return numbers
 
 
-def checked_parameter_dtype(dtype: Any) -> np.dtype:
+def checked_parameter_dtype(dtype: Any) -> np.dtype[Any]:
     """A layer's dtype."""
-    dtype = np.dtype(dtype)
-    if format_of(dtype) is None:
-        raise TypeError(f"`dtype` must be float16, bfloat16, float32 or float64; got {dtype}")
-    return dtype
+    found: np.dtype[Any] = np.dtype(dtype)
+    if format_of(found) is None:
+        raise TypeError(f"`dtype` must be float16, bfloat16, float32 or float64; got {found}")
+    return found
 
 
 def check_layer_input(x: Any, shape: tuple[int, ...]) -> None:

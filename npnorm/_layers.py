@@ -1,11 +1,12 @@
 """The norms as objects that hold their parameters."""
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike, DTypeLike
 
 from ._api import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
+from ._api.common import Axis, GradientsOut, Mask
 from ._checks import check_layer_input, checked_normalized_shape, checked_parameter_dtype
 from ._results import Array, LayerNormResult, NormGradients, RMSNormResult
 
@@ -19,7 +20,7 @@ class _Norm:
         eps: float | None,
         elementwise_affine: bool,
         bias: bool,
-        dtype: npt.DTypeLike,
+        dtype: DTypeLike,
     ) -> None:
         self.normalized_shape = checked_normalized_shape(normalized_shape)
         self.eps: Any = eps
@@ -40,16 +41,16 @@ class _Norm:
         if self.bias is not None:
             self.bias = np.zeros(self.normalized_shape, self._dtype_of(self.bias))
 
-    def _dtype_of(self, parameter: Any) -> np.dtype:
+    def _dtype_of(self, parameter: Any) -> np.dtype[Any]:
         """The dtype of an array; the layer's for anything else that was assigned."""
         return parameter.dtype if isinstance(parameter, np.ndarray) else self._dtype
 
-    def _axes(self, x: Any) -> int | tuple[int, ...]:
+    def _axes(self, x: Any) -> Axis:
         check_layer_input(x, self.normalized_shape)
         count = len(self.normalized_shape)
         return -1 if count == 1 else tuple(range(-count, 0))
 
-    def _mask(self) -> tuple[bool, bool, bool]:
+    def _mask(self) -> Mask:
         return True, self.weight is not None, self.bias is not None
 
     def __repr__(self) -> str:
@@ -111,12 +112,24 @@ class LayerNorm(_Norm):
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
-        dtype: npt.DTypeLike = np.float32,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, dtype)
 
+    @overload
     def __call__(
-        self, x: Any, *, out: Array | None = None, return_stats: bool = False
+        self, x: ArrayLike, *, out: Array | None = ..., return_stats: Literal[False] = ...
+    ) -> Array: ...
+    @overload
+    def __call__(
+        self, x: ArrayLike, *, out: Array | None = ..., return_stats: Literal[True]
+    ) -> LayerNormResult: ...
+    @overload
+    def __call__(
+        self, x: ArrayLike, *, out: Array | None = ..., return_stats: bool
+    ) -> Array | LayerNormResult: ...
+    def __call__(
+        self, x: ArrayLike, *, out: Array | None = None, return_stats: bool = False
     ) -> Array | LayerNormResult:
         """`layer_norm` of `x` with this layer's parameters."""
         return layer_norm(
@@ -131,14 +144,14 @@ class LayerNorm(_Norm):
 
     def backward(
         self,
-        dy: Any,
-        x: Any,
+        dy: ArrayLike,
+        x: ArrayLike,
         *,
-        mean: Any = None,
-        rstd: Any = None,
-        dresidual: Any = None,
-        output_mask: tuple[bool, bool, bool] | None = None,
-        out: tuple[Array | None, Array | None, Array | None] | None = None,
+        mean: ArrayLike | None = None,
+        rstd: ArrayLike | None = None,
+        dresidual: ArrayLike | None = None,
+        output_mask: Mask | None = None,
+        out: GradientsOut | None = None,
     ) -> NormGradients:
         """`layer_norm_backward` with this layer's parameters; by default dbias is None where there is no bias."""
         return layer_norm_backward(
@@ -204,12 +217,24 @@ class RMSNorm(_Norm):
         eps: float | None = 1e-6,
         elementwise_affine: bool = True,
         bias: bool = False,
-        dtype: npt.DTypeLike = np.float32,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, dtype)
 
+    @overload
     def __call__(
-        self, x: Any, *, out: Array | None = None, return_stats: bool = False
+        self, x: ArrayLike, *, out: Array | None = ..., return_stats: Literal[False] = ...
+    ) -> Array: ...
+    @overload
+    def __call__(
+        self, x: ArrayLike, *, out: Array | None = ..., return_stats: Literal[True]
+    ) -> RMSNormResult: ...
+    @overload
+    def __call__(
+        self, x: ArrayLike, *, out: Array | None = ..., return_stats: bool
+    ) -> Array | RMSNormResult: ...
+    def __call__(
+        self, x: ArrayLike, *, out: Array | None = None, return_stats: bool = False
     ) -> Array | RMSNormResult:
         """`rms_norm` of `x` with this layer's parameters."""
         return rms_norm(
@@ -224,13 +249,13 @@ class RMSNorm(_Norm):
 
     def backward(
         self,
-        dy: Any,
-        x: Any,
+        dy: ArrayLike,
+        x: ArrayLike,
         *,
-        rstd: Any = None,
-        dresidual: Any = None,
-        output_mask: tuple[bool, bool, bool] | None = None,
-        out: tuple[Array | None, Array | None, Array | None] | None = None,
+        rstd: ArrayLike | None = None,
+        dresidual: ArrayLike | None = None,
+        output_mask: Mask | None = None,
+        out: GradientsOut | None = None,
     ) -> NormGradients:
         """`rms_norm_backward` with this layer's parameters; by default dbias is None where there is no bias."""
         return rms_norm_backward(

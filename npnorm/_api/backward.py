@@ -1,23 +1,31 @@
 """`layer_norm_backward` and `rms_norm_backward`."""
 
-from typing import Any
+from numpy.typing import ArrayLike
 
 from .. import _backend
 from .._results import NormGradients
-from .common import Axis, GradientsOut, Mask, given_or_new, is_simple, planned_backward
+from .common import (
+    Axis,
+    GradientsOut,
+    Mask,
+    OptionalArray,
+    given_or_new,
+    is_simple,
+    planned_backward,
+)
 
 
 def layer_norm_backward(
-    dy: Any,
-    x: Any,
-    weight: Any = None,
+    dy: ArrayLike,
+    x: ArrayLike,
+    weight: OptionalArray = None,
     *,
-    mean: Any = None,
-    rstd: Any = None,
+    mean: OptionalArray = None,
+    rstd: OptionalArray = None,
     axis: Axis = -1,
     eps: float = 1e-5,
     weight_offset: float = 0.0,
-    dresidual: Any = None,
+    dresidual: OptionalArray = None,
     output_mask: Mask | None = None,
     out: GradientsOut | None = None,
 ) -> NormGradients:
@@ -93,15 +101,15 @@ def layer_norm_backward(
 
 
 def rms_norm_backward(
-    dy: Any,
-    x: Any,
-    weight: Any = None,
+    dy: ArrayLike,
+    x: ArrayLike,
+    weight: OptionalArray = None,
     *,
-    rstd: Any = None,
+    rstd: OptionalArray = None,
     axis: Axis = -1,
     eps: float | None = 1e-6,
     weight_offset: float = 0.0,
-    dresidual: Any = None,
+    dresidual: OptionalArray = None,
     output_mask: Mask | None = None,
     out: GradientsOut | None = None,
 ) -> NormGradients:

@@ -3,10 +3,13 @@
 from types import ModuleType
 from typing import Any
 
+from numpy.typing import ArrayLike
+
 from .. import _plan
 from .._backend import backend, lazy_backend
 from .._results import Array
 
+OptionalArray = ArrayLike | None
 Axis = int | tuple[int, ...]
 Mask = tuple[bool, bool, bool]
 GradientsOut = tuple[Array | None, Array | None, Array | None]

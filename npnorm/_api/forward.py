@@ -1,34 +1,36 @@
 """`layer_norm` and `rms_norm`."""
 
-from typing import Any, Literal, overload
+from typing import Literal, overload
+
+from numpy.typing import ArrayLike
 
 from .. import _backend
 from .._results import Array, LayerNormResult, RMSNormResult
-from .common import Axis, is_simple, planned_forward
+from .common import Axis, OptionalArray, is_simple, planned_forward
 
 
 @overload
 def layer_norm(
-    x: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float = ...,
+    x: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *, axis: Axis = ..., eps: float = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
     return_stats: Literal[False] = ...,
 ) -> Array: ...  # fmt: skip
 @overload
 def layer_norm(
-    x: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float = ...,
+    x: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *, axis: Axis = ..., eps: float = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
     return_stats: Literal[True],
 ) -> LayerNormResult: ...  # fmt: skip
 @overload
 def layer_norm(
-    x: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float = ...,
+    x: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *, axis: Axis = ..., eps: float = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
     return_stats: bool,
 ) -> Array | LayerNormResult: ...  # fmt: skip
 def layer_norm(
-    x: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: ArrayLike,
+    weight: OptionalArray = None,
+    bias: OptionalArray = None,
     *,
     axis: Axis = -1,
     eps: float = 1e-5,
@@ -105,7 +107,7 @@ def layer_norm(
     """
     quick = _backend.loaded
     if quick and is_simple(axis, weight_offset, round_before_weight, return_stats):
-        y = quick.quick_forward(True, x, None, weight, bias, eps, out)
+        y: Array | None = quick.quick_forward(True, x, None, weight, bias, eps, out)
         if y is not None:
             return y
     backend, call = planned_forward(
@@ -120,26 +122,26 @@ def layer_norm(
 
 @overload
 def rms_norm(
-    x: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float | None = ...,
+    x: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *, axis: Axis = ..., eps: float | None = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
     return_stats: Literal[False] = ...,
 ) -> Array: ...  # fmt: skip
 @overload
 def rms_norm(
-    x: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float | None = ...,
+    x: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *, axis: Axis = ..., eps: float | None = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
     return_stats: Literal[True],
 ) -> RMSNormResult: ...  # fmt: skip
 @overload
 def rms_norm(
-    x: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float | None = ...,
+    x: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *, axis: Axis = ..., eps: float | None = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
     return_stats: bool,
 ) -> Array | RMSNormResult: ...  # fmt: skip
 def rms_norm(
-    x: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: ArrayLike,
+    weight: OptionalArray = None,
+    bias: OptionalArray = None,
     *,
     axis: Axis = -1,
     eps: float | None = 1e-6,
@@ -213,7 +215,7 @@ def rms_norm(
     """
     quick = _backend.loaded
     if quick and is_simple(axis, weight_offset, round_before_weight, return_stats):
-        y = quick.quick_forward(False, x, None, weight, bias, eps, out)
+        y: Array | None = quick.quick_forward(False, x, None, weight, bias, eps, out)
         if y is not None:
             return y
     backend, call = planned_forward(

@@ -5,16 +5,16 @@ from numpy.typing import ArrayLike
 from .._backend import backend
 from .._plan import plan_jvp
 from .._results import Array
-from .common import Axis
+from .common import Axis, OptionalArray
 
 
 def layer_norm_jvp(
     x: ArrayLike,
-    weight: ArrayLike | None = None,
+    weight: OptionalArray = None,
     *,
-    dx: ArrayLike | None = None,
-    dweight: ArrayLike | None = None,
-    dbias: ArrayLike | None = None,
+    dx: OptionalArray = None,
+    dweight: OptionalArray = None,
+    dbias: OptionalArray = None,
     axis: Axis = -1,
     eps: float = 1e-5,
     weight_offset: float = 0.0,
@@ -92,11 +92,11 @@ def layer_norm_jvp(
 
 def rms_norm_jvp(
     x: ArrayLike,
-    weight: ArrayLike | None = None,
+    weight: OptionalArray = None,
     *,
-    dx: ArrayLike | None = None,
-    dweight: ArrayLike | None = None,
-    dbias: ArrayLike | None = None,
+    dx: OptionalArray = None,
+    dweight: OptionalArray = None,
+    dbias: OptionalArray = None,
     axis: Axis = -1,
     eps: float | None = 1e-6,
     weight_offset: float = 0.0,

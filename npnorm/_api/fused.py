@@ -1,35 +1,40 @@
 """`add_layer_norm` and `add_rms_norm`."""
 
-from typing import Any, Literal, overload
+from typing import Literal, overload
+
+from numpy.typing import ArrayLike
 
 from .. import _backend
 from .._results import AddLayerNormStatsResult, AddNormResult, AddRMSNormStatsResult, Array
-from .common import Axis, given_or_new, is_simple, planned_forward
+from .common import Axis, OptionalArray, is_simple, planned_forward
 
 
 @overload
 def add_layer_norm(
-    x: Any, residual: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float =
-    ..., weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    residual_out: Array | None = ..., return_stats: Literal[False] = ...,
+    x: ArrayLike, residual: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *,
+    axis: Axis = ..., eps: float = ..., weight_offset: float = ...,
+    round_before_weight: bool = ..., out: Array | None = ..., residual_out: Array | None = ...,
+    return_stats: Literal[False] = ...,
 ) -> AddNormResult: ...  # fmt: skip
 @overload
 def add_layer_norm(
-    x: Any, residual: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float =
-    ..., weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    residual_out: Array | None = ..., return_stats: Literal[True],
+    x: ArrayLike, residual: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *,
+    axis: Axis = ..., eps: float = ..., weight_offset: float = ...,
+    round_before_weight: bool = ..., out: Array | None = ..., residual_out: Array | None = ...,
+    return_stats: Literal[True],
 ) -> AddLayerNormStatsResult: ...  # fmt: skip
 @overload
 def add_layer_norm(
-    x: Any, residual: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float =
-    ..., weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    residual_out: Array | None = ..., return_stats: bool,
+    x: ArrayLike, residual: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *,
+    axis: Axis = ..., eps: float = ..., weight_offset: float = ...,
+    round_before_weight: bool = ..., out: Array | None = ..., residual_out: Array | None = ...,
+    return_stats: bool,
 ) -> AddNormResult | AddLayerNormStatsResult: ...  # fmt: skip
 def add_layer_norm(
-    x: Any,
-    residual: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: ArrayLike,
+    residual: ArrayLike,
+    weight: OptionalArray = None,
+    bias: OptionalArray = None,
     *,
     axis: Axis = -1,
     eps: float = 1e-5,
@@ -90,7 +95,7 @@ def add_layer_norm(
         residual_out, return_stats, True,
     )  # fmt: skip
     y, total, mean, rstd = backend.forward(call)
-    y, total = given_or_new((out, residual_out), (y, total))
+    y, total = y if out is None else out, total if residual_out is None else residual_out
     if return_stats:
         return AddLayerNormStatsResult(y, total, mean, rstd)
     return AddNormResult(y, total)
@@ -98,27 +103,30 @@ def add_layer_norm(
 
 @overload
 def add_rms_norm(
-    x: Any, residual: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float |
-    None = ..., weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None =
-    ..., residual_out: Array | None = ..., return_stats: Literal[False] = ...,
+    x: ArrayLike, residual: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *,
+    axis: Axis = ..., eps: float | None = ..., weight_offset: float = ...,
+    round_before_weight: bool = ..., out: Array | None = ..., residual_out: Array | None = ...,
+    return_stats: Literal[False] = ...,
 ) -> AddNormResult: ...  # fmt: skip
 @overload
 def add_rms_norm(
-    x: Any, residual: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float |
-    None = ..., weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None =
-    ..., residual_out: Array | None = ..., return_stats: Literal[True],
+    x: ArrayLike, residual: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *,
+    axis: Axis = ..., eps: float | None = ..., weight_offset: float = ...,
+    round_before_weight: bool = ..., out: Array | None = ..., residual_out: Array | None = ...,
+    return_stats: Literal[True],
 ) -> AddRMSNormStatsResult: ...  # fmt: skip
 @overload
 def add_rms_norm(
-    x: Any, residual: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float |
-    None = ..., weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None =
-    ..., residual_out: Array | None = ..., return_stats: bool,
+    x: ArrayLike, residual: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *,
+    axis: Axis = ..., eps: float | None = ..., weight_offset: float = ...,
+    round_before_weight: bool = ..., out: Array | None = ..., residual_out: Array | None = ...,
+    return_stats: bool,
 ) -> AddNormResult | AddRMSNormStatsResult: ...  # fmt: skip
 def add_rms_norm(
-    x: Any,
-    residual: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: ArrayLike,
+    residual: ArrayLike,
+    weight: OptionalArray = None,
+    bias: OptionalArray = None,
     *,
     axis: Axis = -1,
     eps: float | None = 1e-6,
@@ -178,7 +186,7 @@ def add_rms_norm(
         residual_out, return_stats, True,
     )  # fmt: skip
     y, total, _, rstd = backend.forward(call)
-    y, total = given_or_new((out, residual_out), (y, total))
+    y, total = y if out is None else out, total if residual_out is None else residual_out
     if return_stats:
         return AddRMSNormStatsResult(y, total, rstd)
     return AddNormResult(y, total)

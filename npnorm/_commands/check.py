@@ -69,12 +69,12 @@ def errors(operation: str, x: Array, other: Array, weight: Array, bias: Array) -
         dx, dweight, dbias = run(other, x, weight, eps=EPS)
         exact, dy = bounds.normalize(long(x), centered, EPS), long(other)
         yield in_bounds(dx, *bounds.dx_and_bound(name, centered, dy * scale, exact))
-        for gradient, terms, bound in (
+        for gradient, terms, bound_of in (
             (dweight, dy * exact.normalized, bounds.dweight_bound(dy, exact)),
             (dbias, dy, bounds.dbias_bound(dy)),
         ):
             subnormal = bounds.LONG(bounds.SMALLEST[name])
-            yield in_bounds(gradient, terms.sum(axis=0), bound(name).sum(axis=0) + subnormal)
+            yield in_bounds(gradient, terms.sum(axis=0), bound_of(name).sum(axis=0) + subnormal)
         return
     if operation.startswith("add"):
         right = getattr(npnorm.reference, operation)(x, other).residual_out

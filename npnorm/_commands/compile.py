@@ -6,13 +6,15 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from .._api.common import Mask
 from .._plan import Backward, Forward, plan_backward, plan_forward
 from ..cpu import cache
 from ..cpu.ahead import needed
-from ..cpu.specialize import build
+from ..cpu.specialize import Key, build
 from .operations import is_centered, with_progress
 
 CPU_VARIABLES = "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"
@@ -52,9 +54,9 @@ def run(options: argparse.Namespace) -> int:
     return 1 if lost else 0
 
 
-def labelled_kernels(options: argparse.Namespace) -> dict[tuple, str]:
+def labelled_kernels(options: argparse.Namespace) -> dict[Key, str]:
     """The keys of all kernels that the chosen calls need, each with a label to show."""
-    labels: dict[tuple, str] = {}
+    labels: dict[Key, str] = {}
     for operation in options.operations:
         for dtype in options.dtypes:
             for parameters in options.parameters:
@@ -67,7 +69,7 @@ def labelled_kernels(options: argparse.Namespace) -> dict[tuple, str]:
 
 
 def checked_calls(
-    operation: str, dtype: np.dtype, weight_dtype: np.dtype, parameters: str, dresidual: bool
+    operation: str, dtype: np.dtype[Any], weight_dtype: np.dtype[Any], parameters: str, dresidual: bool
 ) -> Iterator[Forward | Backward]:
     """Tiny calls of an operation, one for each plan that a user's ordinary calls have."""
     centered = is_centered(operation)
@@ -84,7 +86,7 @@ def checked_calls(
                 centered, x, residual, weight, bias, -1, 1.0, 0.0, False, None, None, return_stats, fused
             )
         return
-    masks: list = [None]
+    masks: list[Mask | None] = [None]
     if parameters == "weight":
         masks.append((True, True, False))  # what a layer without bias asks for
     for mask in masks:

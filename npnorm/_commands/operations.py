@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ def is_centered(operation: str) -> bool:
     return "layer_norm" in operation
 
 
-def numpy_dtype(name: str) -> np.dtype:
+def numpy_dtype(name: str) -> np.dtype[Any]:
     """The dtype of a name; ValueError if there is none."""
     if name not in DTYPES:
         raise ValueError(f"invalid choice: {name!r} (choose from {', '.join(DTYPES)})")
@@ -33,10 +33,11 @@ def numpy_dtype(name: str) -> np.dtype:
         from ml_dtypes import bfloat16
     except ImportError:
         raise ValueError("bfloat16 needs a package: python -m pip install ml_dtypes") from None
-    return np.dtype(bfloat16)
+    found: np.dtype[Any] = np.dtype(bfloat16)
+    return found
 
 
-def all_dtypes() -> list[np.dtype]:
+def all_dtypes() -> list[np.dtype[Any]]:
     """The supported dtypes that there are: bfloat16 may be missing."""
     found = []
     for name in DTYPES:

@@ -1,18 +1,22 @@
 """Kernels ahead of time: what calls may ask for, before they are made."""
 
+from collections.abc import Iterator
+
+from .._plan import Backward, Forward
 from .machine import streaming_size
+from .specialize import Key
 
 
-def needed(call):
+def needed(call: Forward | Backward) -> list[Key]:
     """The keys of all kernels that calls with this one's plan may need, whatever their shapes and values.
 
     A key is what `specialize.build` takes. Keep this in step with launch.py, which asks for kernels when
     rows turn up that need them; a test compares the two.
     """
-    return list(dict.fromkeys(_backward(call) if call.plan.backward else _forward(call)))
+    return list(dict.fromkeys(_backward(call) if isinstance(call, Backward) else _forward(call)))
 
 
-def _forward(call):
+def _forward(call: Forward) -> Iterator[Key]:
     plan = call.plan
     yield plan, False, ""
     if streaming_size() < float("inf"):
@@ -23,7 +27,7 @@ def _forward(call):
         yield plan, False, "apply"
 
 
-def _backward(call):
+def _backward(call: Backward) -> Iterator[Key]:
     plan = call.plan
     if not any(call.mask):
         return

@@ -16,21 +16,22 @@ from collections import Counter
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 import llvmlite
 import numba
 from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
-from numba.core.runtime import rtsys
+from numba.core.runtime import rtsys  # type: ignore[attr-defined]
 from numba.core.serialize import dumps
 
 SEAL = 32  # bytes of the hash in front of the content
 
-outcomes: Counter = Counter()
+outcomes: Counter[str] = Counter()
 """How many kernels this process has "loaded" and "saved". The rest it keeps in memory."""
 
 
-def folders():
+def folders() -> list[Path]:
     """The folders to look in, the first that can be written being the one to write to."""
     chosen = os.environ.get("NPNORM_CACHE_DIR")
     if chosen:
@@ -42,7 +43,7 @@ def folders():
     return [Path(__file__).parent / "__pycache__", Path(user) / "npnorm"]
 
 
-def files(folder):
+def files(folder: Path) -> dict[str, int]:
     """The kernels in a folder, by name, and their bytes."""
     try:
         return {file.name: file.stat().st_size for file in folder.glob("npnorm-*.nbc")}
@@ -50,7 +51,7 @@ def files(folder):
         return {}
 
 
-def is_writable(folder):
+def is_writable(folder: Path) -> bool:
     """Whether kernels can be written to a folder, which need not be there yet. Nothing is written to find out."""
     folder = next(place for place in (folder, *folder.parents) if os.path.exists(place))
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
@@ -59,14 +60,14 @@ def is_writable(folder):
 class KernelCache(_Cache):
     """The cache of one kernel, as a Numba dispatcher uses it. `key` is a string that names the kernel's options."""
 
-    def __init__(self, key):
+    def __init__(self, key: str) -> None:
         self._key = key
 
     @property
-    def cache_path(self):
+    def cache_path(self) -> str:
         return str(folders()[0])
 
-    def load_overload(self, sig, target_context):
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             kernel = self._loaded(sig, target_context)
         except Exception as error:  # a damaged file, or another Numba than this was written for
@@ -76,13 +77,13 @@ class KernelCache(_Cache):
             target_context.refresh()
         return kernel
 
-    def save_overload(self, sig, data):
+    def save_overload(self, sig: Any, data: Any) -> None:
         try:
             self._save(sig, data)
         except Exception as error:
             _warn(f"one cannot be saved ({error}) and is compiled in every process")
 
-    def _loaded(self, sig, target_context):
+    def _loaded(self, sig: Any, target_context: Any) -> Any:
         name = self._file_name(sig, target_context)
         for folder in folders():
             try:
@@ -101,7 +102,7 @@ class KernelCache(_Cache):
             return loaded
         return None
 
-    def _save(self, sig, data):
+    def _save(self, sig: Any, data: Any) -> None:
         content = dumps(data._reduce())
         name = self._file_name(sig, data.target_context)
         failure = OSError("there is no folder for it")
@@ -114,16 +115,16 @@ class KernelCache(_Cache):
                 failure = error
         raise failure
 
-    def enable(self):
+    def enable(self) -> None:
         pass
 
-    def disable(self):
+    def disable(self) -> None:
         pass
 
-    def flush(self):
+    def flush(self) -> None:
         pass
 
-    def _file_name(self, sig, target_context):
+    def _file_name(self, sig: Any, target_context: Any) -> str:
         parts = (
             self._key,
             str(sig),
@@ -140,7 +141,7 @@ SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX
 """Numba's settings, from NUMBA_* variables, that change the code of a kernel."""
 
 
-def hash_of(folder):
+def hash_of(folder: Path) -> str:
     """A hash of every source file in a folder: kernels are made of most files in this one."""
     found = hashlib.sha256()
     for path in sorted(folder.glob("*.py")):
@@ -149,16 +150,16 @@ def hash_of(folder):
 
 
 @cache
-def _sources():
+def _sources() -> str:
     return hash_of(Path(__file__).parent)
 
 
-def _seal(name, content):
+def _seal(name: str, content: bytes) -> bytes:
     """The hash of a file's name and content: a whole file in another's place is damage too."""
     return hashlib.sha256(name.encode() + content).digest()
 
 
-def _write(folder, name, content):
+def _write(folder: Path, name: str, content: bytes) -> None:
     """Write a file at once, so that no reader ever sees half of it."""
     folder.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=folder, prefix="npnorm-", suffix=".tmp.nbc")
@@ -172,7 +173,7 @@ def _write(folder, name, content):
         raise
 
 
-def _warn(what):
+def _warn(what: str) -> None:
     global _warned
     if not _warned:
         _warned = True

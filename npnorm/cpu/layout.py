@@ -1,11 +1,15 @@
 """Arrays as rows: as views where strides allow it, else a few rows at a time through a buffer."""
 
+from collections.abc import Sequence
+
 import numpy as np
+
+from .._results import Array
 
 BUFFER = 2**16  # bytes of a buffer, of which a thread has up to four: they stay in the second cache
 
 
-def row_view(array, axes, cols):
+def row_view(array: Array, axes: int, cols: int) -> Array | None:
     """The array as kernels take it: contiguous, or (outer, inner, cols) with cols contiguous; None if it cannot be."""
     flags = array.flags
     if flags.c_contiguous and flags.aligned and array.dtype.isnative:
@@ -25,7 +29,7 @@ def row_view(array, axes, cols):
     )
 
 
-def _merged(shape, strides):
+def _merged(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
     """(length, stride) of the fewest axes that walk the same elements in the same order."""
     merged: list[tuple[int, int]] = []
     for length, stride in zip(shape, strides, strict=True):
@@ -38,7 +42,7 @@ def _merged(shape, strides):
     return merged
 
 
-def column_range(view, rows, cols, start, stop):
+def column_range(view: Array | None, rows: int, cols: int, start: int, stop: int) -> Array | None:
     """Columns start to stop of a view as kernels take it; None of None."""
     if view is None:
         return None
@@ -50,7 +54,7 @@ def column_range(view, rows, cols, start, stop):
 class Rows:
     """Rows of an array for kernels: parts of a view, or copies of a few rows where there is no view that can be cut."""
 
-    def __init__(self, array, axes, rows, cols):
+    def __init__(self, array: Array, axes: int, rows: int, cols: int) -> None:
         view = row_view(array, axes, cols)
         if view is not None and view.flags.c_contiguous:
             view = view.reshape(1, rows, cols)
@@ -61,25 +65,25 @@ class Rows:
             self.shape = array.shape[-axes:]
             self.array = array.reshape(self.lead + self.shape) if array.ndim == axes else array
 
-    def read(self, start, stop):
+    def read(self, start: int, stop: int) -> Array:
         """Rows start to stop, to be read."""
         if self.view is not None:
             return self.view[:, start:stop]
         rows = self.array[self._index(start, stop)]
         return np.require(rows, rows.dtype.newbyteorder("="), ["C", "A"])
 
-    def buffer(self, start, stop):
+    def buffer(self, start: int, stop: int) -> Array:
         """Room for rows start to stop, to be written and then given to `write`."""
         if self.view is not None:
             return self.view[:, start:stop]
         return np.empty((stop - start, *self.shape), self.array.dtype.newbyteorder("="))
 
-    def write(self, start, stop, rows):
+    def write(self, start: int, stop: int, rows: Array) -> None:
         """Put the rows of a buffer in their places."""
         if self.view is None:
             self.array[self._index(start, stop)] = rows
 
-    def _index(self, start, stop):
+    def _index(self, start: int, stop: int) -> slice | tuple[Array, ...]:
         if len(self.lead) == 1:
             return slice(start, stop)
         return np.unravel_index(np.arange(start, stop), self.lead)

@@ -7,7 +7,7 @@ from functools import cache
 from glob import glob
 
 
-def streaming_size():
+def streaming_size() -> float:
     """Bytes from which an output is better written past the cache: half of the largest cache's."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return math.inf  # only x86-64 has the instructions that kernels use for it
@@ -15,7 +15,7 @@ def streaming_size():
     return (max(sizes, default=0) or 2**25) // 2
 
 
-def _read_size(path):
+def _read_size(path: str) -> int:
     try:
         with open(path) as file:
             return int(file.read().strip().removesuffix("K")) * 1024
@@ -23,20 +23,20 @@ def _read_size(path):
         return 0
 
 
-def usable_cpus():
+def usable_cpus() -> int:
     """How many CPUs this process may use: its affinity, and no more than the container's quota."""
     count, quota = affine_cpus(), _cgroup_quota()
     return count if quota is None else max(1, min(count, quota))
 
 
-def affine_cpus():
+def affine_cpus() -> int:
     """How many CPUs this process may use by its affinity alone."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 @cache
-def _cgroup_quota():
+def _cgroup_quota() -> int | None:
     """The CPUs that the container's quota amounts to, rounded up; None without one. cgroup v2, then v1."""
     quotas = []
     for folder in _cgroup_folders():
@@ -59,7 +59,7 @@ def _cgroup_quota():
     return min(quotas, default=None)
 
 
-def _cgroup_folders():
+def _cgroup_folders() -> list[str]:
     """Every folder from this process's control group up to the root: the narrowest quota counts."""
     root = "/sys/fs/cgroup"
     folders = [root, f"{root}/cpu", f"{root}/cpu,cpuacct"]

@@ -9,16 +9,18 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
+from typing import Any
 
 
 class _Pool:
-    def __init__(self):
+    def __init__(self) -> None:
         self.queue: SimpleQueue[_Batch] = SimpleQueue()
-        self.threads = []
+        self.threads: list[threading.Thread] = []
         self.lock = threading.Lock()
 
-    def grow(self, count):
+    def grow(self, count: int) -> None:
         with self.lock:
             while len(self.threads) < count:
                 name = f"npnorm-{len(self.threads)}"
@@ -33,17 +35,17 @@ class _Pool:
 class _Batch:
     """Calls of one function that any thread may take, and what became of them."""
 
-    def __init__(self, function, jobs):
+    def __init__(self, function: Callable[..., Any], jobs: Iterable[Sequence[Any]]) -> None:
         self.function = function
         self.jobs = deque(jobs)
         self.left = len(self.jobs)
         self.lock = threading.Lock()
         self.finished = threading.Lock()
         self.finished.acquire()
-        self.error = None
+        self.error: BaseException | None = None
         self.helpers = 0
 
-    def work(self):
+    def work(self) -> None:
         while True:
             try:
                 job = self.jobs.popleft()
@@ -59,7 +61,7 @@ class _Batch:
                 if self.left == 0:
                     self.finished.release()
 
-    def help(self):
+    def help(self) -> None:
         with self.lock:
             self.helpers += 1
         try:
@@ -68,14 +70,14 @@ class _Batch:
             with self.lock:
                 self.helpers -= 1
 
-    def give_up(self):
+    def give_up(self) -> None:
         """Drop the jobs that nobody has begun, and wait for the others."""
         self.jobs.clear()
         while self.helpers:
             time.sleep(1e-3)
 
 
-def run(function, jobs, threads):
+def run(function: Callable[..., Any], jobs: Sequence[Sequence[Any]], threads: int) -> None:
     """Call function(*job) for every job, on up to `threads` threads, and return when all are done."""
     if threads == 1 or len(jobs) == 1 or getattr(_here, "serving", False):
         for job in jobs:
@@ -101,13 +103,13 @@ def run(function, jobs, threads):
         del error
 
 
-def _serve(queue):
+def _serve(queue: "SimpleQueue[_Batch]") -> None:
     _here.serving = True
     while True:
         queue.get().help()
 
 
-def _reset():
+def _reset() -> None:
     global _pool
     _pool = _Pool()
 

@@ -1,9 +1,13 @@
 """Ranges of rows through kernels: ordinary ones, and each extreme one through the kernel for those."""
 
+from collections.abc import Sequence
+from typing import Any
+
+from .._plan import Plan
 from .specialize import kernel
 
 
-def run_forward(plan, phase, arguments, start, stop):
+def run_forward(plan: Plan, phase: str, arguments: Sequence[Any], start: int, stop: int) -> None:
     """The forward kernel of a plan over rows start to stop."""
     x, residual, weight, bias, total, *others = arguments
     while start < stop:
@@ -18,7 +22,7 @@ def run_forward(plan, phase, arguments, start, stop):
             start = extreme(total, None, weight, bias, None, *others, start, start + 1)
 
 
-def run_backward(plan, phase, arguments, start, stop):
+def run_backward(plan: Plan, phase: str, arguments: Sequence[Any], start: int, stop: int) -> None:
     """A backward kernel of a plan over rows start to stop."""
     while start < stop:
         start = kernel(plan, False, phase)(*arguments, start, stop)

@@ -1,13 +1,22 @@
 """Kernels by plan: each is compiled, or loaded, when it is first called for."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import numpy.ma  # noqa: F401  Numba imports it at its first call: a fork then would hang the child
 from numba import njit, types
 
 from .._locks import importing_or_compiling
 from .._numba import OPTIONS
+from .._plan import Plan
 from .arrays import Argument
 from .kernels import make_backward, make_forward, make_total, make_wide
+
+Key = tuple[Plan, bool, str] | tuple[str, bool, str]
+"""What names a kernel: a plan, whether it is for extreme rows, and a phase; or "total", `double` and a format."""
+
+Signature = Any  # Numba's, which mypy does not know
 
 KernelCache: type | None
 try:
@@ -23,24 +32,24 @@ ELEMENTS = {
 }
 
 
-def kernel(plan, extreme=False, phase=""):
+def kernel(plan: Plan, extreme: bool = False, phase: str = "") -> Callable[..., Any]:
     """The compiled kernel of a plan, a function of whatever is of the types it was compiled for: it checks nothing.
 
     `extreme` is the one for rows of extreme size. The phase "stream", of a forward kernel, and
     "group", of a backward kernel, are for arrays larger than the cache; "gather" and "apply" are the
     halves of either for very wide rows.
     """
-    key = (plan, extreme, phase)
+    key: Key = (plan, extreme, phase)
     return _kernels.get(key) or _compiled(key)
 
 
-def total_kernel(double, gradient_format):
+def total_kernel(double: bool, gradient_format: str) -> Callable[..., Any]:
     """The compiled kernel that adds sums of blocks up, for gradients of a format."""
-    key = ("total", double, gradient_format)
+    key: Key = ("total", double, gradient_format)
     return _kernels.get(key) or _compiled(key)
 
 
-def _compiled(key):
+def _compiled(key: Key) -> Callable[..., Any]:
     with importing_or_compiling:
         if key not in _kernels:
             (compiled,) = build(*key).overloads.values()
@@ -49,7 +58,7 @@ def _compiled(key):
         return _kernels[key]
 
 
-def build(plan, extreme=False, phase="", cached=True):
+def build(plan: Plan | str, extreme: bool = False, phase: str = "", cached: bool = True) -> Any:
     """A new dispatcher, for the key of a kernel."""
     function, signature = source(plan, extreme, phase)
     dispatcher = njit(nogil=True, error_model="numpy")(function)
@@ -61,33 +70,34 @@ def build(plan, extreme=False, phase="", cached=True):
     return dispatcher
 
 
-def inner_kernel(plan, extreme=False, phase=""):
+def inner_kernel(plan: Plan | str, extreme: bool = False, phase: str = "") -> Any:
     """The dispatcher of a kernel for arrays of Numba, compiled where users' compiled code first calls it."""
-    key = ("inside", plan, extreme, phase)
-    if key not in _kernels:
-        function, _ = source(*key[1:])
-        dispatcher = _kernels[key] = njit(**OPTIONS)(function)
+    key = (plan, extreme, phase)
+    if key not in _inner_kernels:
+        function, _ = source(*key)
+        dispatcher: Any = njit(**OPTIONS)(function)
         if KernelCache is not None:
-            dispatcher._cache = KernelCache(repr((key, OPTIONS)))
-    return _kernels[key]
+            dispatcher._cache = KernelCache(repr(("inside", key, OPTIONS)))
+        _inner_kernels[key] = dispatcher
+    return _inner_kernels[key]
 
 
-def source(plan, extreme=False, phase=""):
+def source(plan: Plan | str, extreme: bool, phase: str) -> tuple[Callable[..., Any], Signature]:
     """The Python function of a kernel, and the types it is compiled for."""
-    if plan == "total":
+    if isinstance(plan, str):
         return _total(extreme, phase)
     if phase in ("gather", "apply") and not plan.backward:
         return _wide(plan, phase)
     return _backward(plan, extreme, phase) if plan.backward else _forward(plan, extreme, phase)
 
 
-def _total(double, gradient_format):
+def _total(double: bool, gradient_format: str) -> tuple[Callable[..., Any], Signature]:
     function = make_total(double or None)
     sizes = [types.intp] * 2
     return function, types.void(_array("float64"), _array(gradient_format), *sizes)
 
 
-def _forward(plan, extreme, phase):
+def _forward(plan: Plan, extreme: bool, phase: str) -> tuple[Callable[..., Any], Signature]:
     add_in_double = plan.other not in (None, plan.x) or plan.x == "float64"
     function = make_forward(
         plan.centered or None,
@@ -113,7 +123,7 @@ def _forward(plan, extreme, phase):
     return function, signature
 
 
-def _wide(plan, phase):
+def _wide(plan: Plan, phase: str) -> tuple[Callable[..., Any], Signature]:
     gather = phase == "gather" or None
     function = make_wide(plan.centered or None, plan.rounding or None, gather)
     signature = types.boolean(
@@ -129,7 +139,7 @@ def _wide(plan, phase):
     return function, signature
 
 
-def _backward(plan, extreme, phase):
+def _backward(plan: Plan, extreme: bool, phase: str) -> tuple[Callable[..., Any], Signature]:
     function = make_backward(
         plan.centered or None,
         plan.double or None,
@@ -155,11 +165,12 @@ def _backward(plan, extreme, phase):
     return function, signature
 
 
-def _array(element_format):
+def _array(element_format: str | None) -> Any:
     return types.none if element_format is None else Argument(ELEMENTS[element_format])
 
 
 RANGE = (types.intp, types.intp, types.intp)
 """The number of columns, and the rows from start to stop."""
 
-_kernels: dict = {}
+_kernels: dict[Key, Callable[..., Any]] = {}
+_inner_kernels: dict[Key, Any] = {}

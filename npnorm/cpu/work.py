@@ -1,9 +1,13 @@
 """Rows of a call as work: how it is cut, spread over threads, and brought to kernels in whatever layout."""
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from .._plan import Backward, Forward
+from .._results import Array
 from .._threads import get_num_threads
 from . import pool
 from .layout import BUFFER, Rows, row_view
@@ -22,50 +26,50 @@ MOST_BLOCKS = 32
 """Blocks of rows whose sums for dweight and dbias are kept apart, so that threads can share the rows."""
 
 
-def native(dtype):
+def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
-def extent(x, axes):
+def extent(x: Array, axes: int) -> tuple[int, int]:
     """The numbers of rows and columns of x, whose last `axes` axes are normalized."""
     cols = x.shape[-1] if axes == 1 else math.prod(x.shape[-axes:])
     return x.size // cols if cols else math.prod(x.shape[:-axes]), cols
 
 
-def scale(call):
+def scale(call: Forward | Backward) -> Array | None:
     """The weight as kernels take it, an offset added in the compute dtype; None without one."""
-    if not call.weight_offset:
+    if call.weight is None or not call.weight_offset:
         return parameter(call.weight)
-    dtype = np.float64 if call.plan.double else np.float32
+    dtype: Any = np.float64 if call.plan.double else np.float32
     with np.errstate(all="ignore"):  # as IEEE says, without a warning
         return parameter(call.weight.astype(dtype) + dtype(call.weight_offset))
 
 
-def parameter(array):
+def parameter(array: Array | None) -> Array | None:
     """A weight or bias as kernels take it: a copy only where its layout needs one."""
     return None if array is None else _contiguous(array, native(array.dtype))
 
 
-def statistic(array):
+def statistic(array: Array | None) -> Array | None:
     """mean or rstd as kernels take it."""
     return None if array is None else _contiguous(array, np.dtype(np.float64))
 
 
-def _contiguous(array, dtype):
+def _contiguous(array: Array, dtype: np.dtype[Any]) -> Array:
     flags = array.flags
     if array.dtype == dtype and flags.c_contiguous and flags.aligned:
         return array
     return np.require(array, dtype, ["C", "A"])
 
 
-def from_row(statistic, first):
+def from_row(statistic: Array | None, first: int) -> Array | None:
     """A vector of statistics from row `first` on; None of None."""
     if statistic is None or first == 0:
         return statistic
     return statistic.reshape(-1)[first:]
 
 
-def row_ranges(rows, cols):
+def row_ranges(rows: int, cols: int) -> list[tuple[int, int]]:
     """(start, stop) of the pieces that threads take."""
     elements = rows * cols
     if elements < SPLIT:
@@ -74,19 +78,19 @@ def row_ranges(rows, cols):
     return cut(rows, 1 if threads == 1 else min(rows, 4 * threads, elements // JOB))
 
 
-def block_count(rows, cols, double):
+def block_count(rows: int, cols: int, double: bool) -> int:
     """Into how many blocks rows are cut whose sums for dweight and dbias are kept apart; Numba compiles this too."""
     most = WIDE // (2 * cols if double else cols)
     return max(1, min(MOST_BLOCKS, rows * cols // (2 * JOB), most))
 
 
-def cut(length, count):
+def cut(length: int, count: int) -> list[tuple[int, int]]:
     """(start, stop) of at most `count` pieces of a length, all but the last equal."""
     size = -(-length // count)
     return [(start, min(start + size, length)) for start in range(0, length, size)]
 
 
-def spread(function, jobs):
+def spread(function: Callable[..., Any], jobs: Sequence[tuple[int, ...]]) -> None:
     """Call function(*job) for every job on the threads there are."""
     if len(jobs) == 1:
         function(*jobs[0])
@@ -94,9 +98,9 @@ def spread(function, jobs):
         pool.run(function, jobs, get_num_threads())
 
 
-def row_views(arrays, axes, rows, cols):
+def row_views(arrays: Sequence[Array | None], axes: int, rows: int, cols: int) -> list[Array | None] | None:
     """Each array that is not None as kernels take it; None if one of them has no such view."""
-    views = []
+    views: list[Array | None] = []
     for array in arrays:
         view = None if array is None else row_view(array, axes, cols)
         if view is None and array is not None:
@@ -105,12 +109,15 @@ def row_views(arrays, axes, rows, cols):
     return views
 
 
-def over_views(work, views, jobs):
+def over_views(work: Callable[..., Any], views: Sequence[Array | None], jobs: Sequence[tuple[int, ...]]) -> None:
     """Call work(views, 0, start, stop, ...) for every job (start, stop, ...)."""
     spread(lambda start, stop, *rest: work(views, 0, start, stop, *rest), jobs)
 
 
-def over_copies(work, inputs, outputs, axes, rows, cols, jobs):
+def over_copies(
+    work: Callable[..., Any], inputs: Sequence[Array | None], outputs: Sequence[Array | None], axes: int,
+    rows: int, cols: int, jobs: Sequence[tuple[int, ...]],
+) -> None:  # fmt: skip
     """Call work(tiles, first, start, stop, ...) for every job, on arrays that have no views as rows.
 
     The tiles are copies of a few rows, as far as need be; their rows start to stop are rows
@@ -121,14 +128,14 @@ def over_copies(work, inputs, outputs, axes, rows, cols, jobs):
     itemsize = max(a.itemsize for a in (*inputs, *outputs) if a is not None)
     step = max(1, BUFFER // (cols * itemsize))
 
-    def job(start, stop, *rest):
+    def job(start: int, stop: int, *rest: int) -> None:
         for first in range(start, stop, step):
             last = min(first + step, stop)
-            read = [s and s.read(first, last) for s in sources]
-            written = [t and t.buffer(first, last) for t in targets]
+            read = [None if s is None else s.read(first, last) for s in sources]
+            written = [None if t is None else t.buffer(first, last) for t in targets]
             work((*read, *written), first, 0, last - first, *rest)
             for target, rows in zip(targets, written, strict=True):
-                if target is not None:
+                if target is not None and rows is not None:
                     target.write(first, last, rows)
 
     spread(job, jobs)

@@ -53,7 +53,8 @@ def jvp_rows(
     normalized, _, rstd = normalize(x, None, None, eps, centered)
     dx = np.broadcast_to(dx, x.shape)
     dnormalized = rstd * without_ignored(dx, normalized, centered)
-    return dnormalized * scale + normalized * dweight + dbias
+    dy: Array = dnormalized * scale + normalized * dweight + dbias
+    return dy
 
 
 def without_ignored(rows: Array, normalized: Array, centered: bool) -> Array:
@@ -61,7 +62,8 @@ def without_ignored(rows: Array, normalized: Array, centered: bool) -> Array:
     projection = normalized * mean_of_rows(rows * normalized)
     if centered:
         projection = projection + mean_of_rows(rows)
-    return rows - projection
+    rest: Array = rows - projection
+    return rest
 
 
 def normalize(
@@ -136,7 +138,8 @@ def scale_of(weight: ArrayLike | None, weight_offset: float, compute: Dtype) -> 
     """What multiplies the normalized rows, in float64; the offset is added in the compute dtype."""
     if weight is None:
         return 1.0
-    return (as_vector(weight, compute) + compute.type(weight_offset)).astype(np.float64)
+    scale: Array = (as_vector(weight, compute) + compute.type(weight_offset)).astype(np.float64)
+    return scale
 
 
 def rounded(values: Array, dtype: Dtype) -> Array:
