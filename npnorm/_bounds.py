@@ -64,7 +64,8 @@ def normalize(rows: Array, centered: bool, eps: float) -> Exact:
     if rows.shape[1] == 0:
         nothing = np.full((len(rows), 1), np.nan, LONG)
         return Exact(rows, nothing, nothing)
-    deviations, mean = rows, np.zeros((len(rows), 1), LONG)
+    deviations = rows
+    mean: Array = np.zeros((len(rows), 1), LONG)
     if centered:
         mean = rows[:, :1] + (rows - rows[:, :1]).mean(axis=1, keepdims=True)
         deviations = rows - mean

@@ -263,9 +263,13 @@ def check_overlap(
         )
 
 
+EFFORT: Any = 100_000
+"""How long NumPy may think about two arrays. (Some versions of its stubs know of two special values alone.)"""
+
+
 def _shares_memory(a: Array, b: Array) -> bool:
     try:
-        return np.shares_memory(a, b, max_work=100_000)  # type: ignore[arg-type]
+        return np.shares_memory(a, b, max_work=EFFORT)
     except np.exceptions.TooHardError:
         return True
 

@@ -9,6 +9,7 @@ import npnorm
 
 FUNCTIONS = [
     "layer_norm", "rms_norm", "layer_norm_backward", "rms_norm_backward", "add_layer_norm", "add_rms_norm",
+    "layer_norm_jvp", "rms_norm_jvp",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What a type checker sees: a user's script, checked as a user would, and run."""
+"""What a type checker sees: a user's script, checked as a user would."""
 
 import importlib.util
 import os
@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import typing_of_results
 
@@ -15,16 +14,11 @@ import npnorm
 PACKAGE = Path(npnorm.__file__).parent
 
 
-def test_the_script_runs():
-    """The types that are asserted are those of real calls."""
-    typing_of_results.check(np.ones((2, 3), np.float32), np.ones(3, np.float32), True)
-
-
 def test_the_package_says_that_it_has_types():
     assert (PACKAGE / "py.typed").is_file()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed; `make lint` has it")
+@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
 def test_the_script_passes_strictly(tmp_path):
     """Without this project's configuration; the other files of the package are read and not reported."""
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={tmp_path}",
