@@ -14,7 +14,7 @@ extras = $(addprefix $(VENV)/extra-,$(1))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo train test lint docs bench bench-history peers targets sweep clean
+.PHONY: help demo train test lint docs dist-check bench bench-history peers targets sweep clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -35,6 +35,9 @@ lint: $(call extras,lint) ## run ruff and mypy
 docs: $(call extras,docs) ## build the documentation; warnings are errors
 	@$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "The documentation is in docs/_build/html/index.html"
+
+dist-check: $(call extras,dist) ## build sdist and wheel, and use the wheel in a clean environment: 1 minute
+	@$(BIN)/python .ci/check_distributions.py
 
 bench: $(VENV)/asv ## measure the current commit; BENCH=regex chooses benchmarks
 	@$(ASV) run --show-stderr --bench '$(BENCH)' HEAD
