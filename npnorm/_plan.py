@@ -259,7 +259,10 @@ def plan_jvp(
     dweight, dweight_format = checked_parameter("dweight", dweight, shape)
     dbias, dbias_format = checked_parameter("dbias", dbias, shape)
     if dx is None and dweight is None and dbias is None:
-        raise ValueError("one of `dx`, `dweight` and `dbias` must be given; got None for all: the derivative is 0")
+        raise ValueError(
+            "`dx`, `dweight` and `dbias` must not all be None, for then nothing changes; got no tangent: "
+            "give the direction of change of x, weight or bias"
+        )
     eps = checked_eps(eps, centered, x_format)
     if out is not None:
         out, out_format = checked_output("out", out, x.shape)

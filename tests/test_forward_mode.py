@@ -276,7 +276,7 @@ ROW = np.zeros(8, np.float32)
 LARGE = np.zeros((5, 8), np.float32)
 OVERLAPPING = {"x": LARGE[:3], "dx": X, "out": LARGE[1:4]}
 ERRORS = {
-    "no tangent": (ValueError, {"dx": None}, ["`dx`, `dweight` and `dbias`", "None"]),
+    "no tangent": (ValueError, {"dx": None}, ["`dx`, `dweight` and `dbias`", "None", "give"]),
     "x of ints": (TypeError, {"x": X.astype(int)}, ["`x`", "int64", "astype"]),
     "dx of ints": (TypeError, {"dx": X.astype(int)}, ["`dx`", "int64", "astype"]),
     "complex dweight": (TypeError, {"dweight": ROW + 1j}, ["`dweight`", "complex64"]),
