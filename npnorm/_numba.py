@@ -33,7 +33,7 @@ def register_numba() -> None:
     from numba.extending import overload
 
     _registered = True
-    for name in _api.__all__:
+    for name in (name for name in _api.__all__ if not name.endswith("_jvp")):
         function = getattr(_api, name)
         overload(function, prefer_literal=True, jit_options=OPTIONS)(_typed(function))
 
@@ -46,7 +46,8 @@ def _typed(function: Callable[..., Any]) -> Callable[..., Any]:
 
         arguments = signature.bind(*given, **options)
         arguments.apply_defaults()
-        return implementation(function.__name__, arguments.arguments)
+        made: Callable[..., Any] = implementation(function.__name__, arguments.arguments)
+        return made
 
     # Numba knows no keyword-only parameters.
     signature = inspect.Signature(

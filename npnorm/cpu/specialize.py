@@ -72,7 +72,7 @@ def build(plan: Plan | str, extreme: bool = False, phase: str = "", cached: bool
 
 def inner_kernel(plan: Plan | str, extreme: bool = False, phase: str = "") -> Any:
     """The dispatcher of a kernel for arrays of Numba, compiled where users' compiled code first calls it."""
-    key = (plan, extreme, phase)
+    key: Any = (plan, extreme, phase)
     if key not in _inner_kernels:
         function, _ = source(*key)
         dispatcher: Any = njit(**OPTIONS)(function)

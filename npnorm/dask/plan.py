@@ -12,7 +12,9 @@ import numpy as np
 from .. import _plan
 from .._checks import format_of, trailing_axes
 from .._plan import Backward, Forward
-from .._results import Array
+
+Array = Any
+"""A Dask or NumPy array."""
 
 Chunks = tuple[tuple[float, ...], ...]
 
