@@ -149,6 +149,19 @@ def test_gradients_of_other_dtypes(norm, dtype, weight_dtype):
     check_backward(norm, type(expected)(*gradients), dy, x, weight)
 
 
+@of_norms
+@pytest.mark.parametrize("chunks", [(2, 3, 24), (6, 1, 5)], ids=str)
+def test_directional_derivatives(norm, chunks, nothing_computes):
+    jvp = getattr(npnorm, f"{norm.name}_jvp")
+    x, dx, weight, dweight = random(SHAPE), random(SHAPE, "float16", 1), random(24), random(24, seed=2)
+    options = {"weight_offset": 1.0, "dweight": dweight, "dbias": weight}
+    with nothing_computes():
+        result = jvp(lazy(x, chunks), weight, dx=lazy(dx, (3, 5, 8)), **options)
+        of_rows = jvp(lazy(x, chunks), dx=dx)
+    assert_same(result, jvp(x, weight, dx=dx, **options))
+    assert_same(of_rows, jvp(x, dx=dx))
+
+
 def test_output_mask():
     x, dy, weight = random((7, 33)), random((7, 33), seed=1), random(33)
     X, DY = lazy(x, (3, 33)), lazy(dy, (3, 33))

@@ -33,6 +33,15 @@ def planned_backward(*arguments: Any) -> tuple[ModuleType, _plan.Backward]:
     return backend(), call
 
 
+def planned_jvp(*arguments: Any) -> tuple[ModuleType, _plan.Derivative]:
+    """The same for a directional derivative."""
+    lazy = lazy_backend(arguments)
+    if lazy:
+        return lazy, lazy.plan_jvp(*arguments)
+    call = _plan.plan_jvp(*arguments)
+    return backend(), call
+
+
 def given_or_new(out: tuple[Array | None, ...] | None, results: tuple[Array | None, ...]) -> tuple[Array | None, ...]:
     """The outputs a caller gave, as those very objects, and the results where none were given."""
     if out is None:

@@ -2,10 +2,8 @@
 
 from numpy.typing import ArrayLike
 
-from .._backend import backend
-from .._plan import plan_jvp
 from .._results import Array
-from .common import Axis, OptionalArray
+from .common import Axis, OptionalArray, planned_jvp
 
 
 def layer_norm_jvp(
@@ -85,8 +83,8 @@ def layer_norm_jvp(
     >>> npnorm.layer_norm_jvp(x, dweight=np.array([0, 1, 0, 0]) / 2, dbias=np.ones(4)).round(4)
     array([[1.    , 0.3675, 1.    , 1.    ]], dtype=float32)
     """
-    call = plan_jvp(True, x, weight, dx, dweight, dbias, axis, eps, weight_offset, out)
-    dy: Array = backend().jvp(call)
+    backend, call = planned_jvp(True, x, weight, dx, dweight, dbias, axis, eps, weight_offset, out)
+    dy: Array = backend.jvp(call)
     return dy if out is None else out
 
 
@@ -154,6 +152,6 @@ def rms_norm_jvp(
     >>> npnorm.rms_norm_jvp(x, dx=np.array([6.0, 0.0]), eps=0.0)
     array([1., 1.])
     """
-    call = plan_jvp(False, x, weight, dx, dweight, dbias, axis, eps, weight_offset, out)
-    dy: Array = backend().jvp(call)
+    backend, call = planned_jvp(False, x, weight, dx, dweight, dbias, axis, eps, weight_offset, out)
+    dy: Array = backend.jvp(call)
     return dy if out is None else out

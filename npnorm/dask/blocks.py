@@ -6,7 +6,7 @@ import numpy as np
 
 from .._backend import backend
 from .._checks import format_of
-from .._plan import plan_backward, plan_forward
+from .._plan import plan_backward, plan_forward, plan_jvp
 from .._threads import alone
 
 
@@ -37,6 +37,13 @@ def norm_backward(
     with alone():
         dx, *_ = backend().backward(call._replace(out=(None, dweight, dbias)))
     return dx, *(part if part is None else part.reshape((1,) * lead + part.shape) for part in parts)
+
+
+def norm_jvp(x, weight, dx, dweight, dbias, *, centered, axes, eps, weight_offset):
+    """dy of a chunk, as the CPU backend gives it."""
+    options = tuple(range(-axes, 0)), eps, weight_offset, None
+    with alone():
+        return backend().jvp(plan_jvp(centered, x, weight, dx, dweight, dbias, *options))
 
 
 def norm_result(results, index):

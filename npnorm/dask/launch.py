@@ -55,10 +55,24 @@ def backward(call):
     return dx, dweight, dbias
 
 
+def jvp(call):
+    """dy of a checked call."""
+    x = call.x
+    return _map(
+        blocks.norm_jvp,
+        (x, call.weight, call.dx, call.dweight, call.dbias),
+        centered=call.normalized.centered,
+        axes=call.axes,
+        eps=call.eps,
+        weight_offset=call.weight_offset,
+    )
+
+
 def _map(function, arrays, **options):
-    """An array whose chunks are the tuples that `function` returns, one for each chunk of x."""
+    """An array whose chunks are what `function` returns, an array or a tuple, for each chunk of x."""
     x = arrays[0]
-    return da.map_blocks(function, *arrays, dtype=x.dtype, meta=_meta(x.ndim, x.dtype), **options)
+    dtype = native(x.dtype)
+    return da.map_blocks(function, *arrays, dtype=dtype, meta=_meta(x.ndim, dtype), **options)
 
 
 def _take(results, index, chunks, dtype, new_axis=None):

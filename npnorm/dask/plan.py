@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import _plan
 from .._checks import format_of, trailing_axes
-from .._plan import Backward, Forward
+from .._plan import Backward, Derivative, Forward
 
 Array = Any
 """A Dask or NumPy array."""
@@ -72,6 +72,30 @@ def plan_backward(
     )  # fmt: skip
     if call.dresidual is None:  # masked out
         del rows["dresidual"]
+    return call._replace(**_aligned(call, rows, vectors))
+
+
+def plan_jvp(
+    centered: bool,
+    x: Any,
+    weight: Any,
+    dx: Any,
+    dweight: Any,
+    dbias: Any,
+    axis: Any,
+    eps: Any,
+    weight_offset: Any,
+    out: Any,
+) -> Derivative:
+    """Check the arguments of a directional derivative; the call has Dask arrays of the same chunks."""
+    _refuse("out", out)
+    rows = {"x": x, "dx": dx}
+    vectors = {"weight": weight, "dweight": dweight, "dbias": dbias}
+    seen = _stand_ins(rows, vectors, axis)
+    call = _plan.plan_jvp(
+        centered, seen["x"], seen["weight"], seen["dx"], seen["dweight"], seen["dbias"], axis, eps,
+        weight_offset, None,
+    )  # fmt: skip
     return call._replace(**_aligned(call, rows, vectors))
 
 
@@ -142,7 +166,7 @@ def _unlike(name: str, got: object) -> str:
 
 
 def _aligned(
-    call: Forward | Backward, rows: dict[str, Any], vectors: dict[str, Any]
+    call: Forward | Backward | Derivative, rows: dict[str, Any], vectors: dict[str, Any]
 ) -> dict[str, Any]:
     """The arrays of a call as Dask arrays: rows in the chunks of x, vectors in one."""
     given = {
