@@ -28,28 +28,47 @@ def format_of(dtype: np.dtype) -> str | None:
 
 
 def checked_array(name: str, value: Any) -> tuple[Array, str]:
-    """The value as a plain NumPy array of a supported dtype, not copied if it is an array, and its format."""
+    """The value as a plain NumPy array of a supported dtype, not copied if it is an array, and its format.
+
+    What lies on a CUDA device comes as a `DeviceArray` of the same memory.
+    """
     if type(value) is not np.ndarray:
-        if _is_masked(value):
-            raise TypeError(
-                f"`{name}` must not be a masked array, since its mask would be ignored; got "
-                f"{type(value).__name__}: write {name}.filled(0) or {name}.data"
-            )
-        try:
-            value = np.asarray(value)
-        except ValueError as error:
-            raise ValueError(f"`{name}` must be an array or nested sequences of equal lengths; got {error}") from None
+        value = device_array(name, value) or _host_array(name, value)
     found = format_of(value.dtype)
     if found is None:
-        remedy = (
-            "norm its real and imaginary parts, or its absolute value"
-            if value.dtype.kind == "c"
-            else f"write np.asarray({name}).astype(np.float32)"
-        )
+        remedy = f"write np.asarray({name}).astype(np.float32)"
+        if value.dtype.kind == "c":
+            remedy = "norm its real and imaginary parts, or its absolute value"
+        elif type(value) is not np.ndarray:
+            remedy = "cast it to one of them"
         raise TypeError(
             f"`{name}` must have dtype float16, bfloat16, float32 or float64; got {value.dtype}: {remedy}"
         )
     return value, found
+
+
+def _host_array(name: str, value: Any) -> Array:
+    if _is_masked(value):
+        raise TypeError(
+            f"`{name}` must not be a masked array, since its mask would be ignored; got "
+            f"{type(value).__name__}: write {name}.filled(0) or {name}.data"
+        )
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"`{name}` must be an array or nested sequences of equal lengths; got {error}") from None
+
+
+def device_array(name: str, value: Any) -> Array | None:
+    """The `DeviceArray` of an array on a CUDA device; None for all that is not on one."""
+    # The type is asked first: a torch tensor that requires a gradient raises RuntimeError for its interface.
+    if value is None or isinstance(value, np.ndarray):
+        return None
+    if not (hasattr(type(value), "__dlpack_device__") or hasattr(value, "__cuda_array_interface__")):
+        return None
+    from .cuda.arrays import device_array
+
+    return device_array(name, value)
 
 
 def _is_masked(value: Any) -> bool:
@@ -174,8 +193,11 @@ def checked_offset(offset: Any, weight: Array | None) -> float:
 
 
 def checked_output(name: str, array: Any, shape: tuple[int, ...]) -> tuple[Array, str]:
-    """An output as a plain NumPy array on the same memory, and its format."""
-    if not isinstance(array, np.ndarray) or _is_masked(array):
+    """An output as a plain NumPy array, or a `DeviceArray`, of the same memory, and its format."""
+    device = None if type(array) is np.ndarray else device_array(name, array)
+    if device is not None:
+        array = device
+    elif not isinstance(array, np.ndarray) or _is_masked(array):
         raise TypeError(f"`{name}` must be a NumPy array; got {type(array).__name__}")
     found = format_of(array.dtype)
     if found is None:
@@ -189,7 +211,7 @@ def checked_output(name: str, array: Any, shape: tuple[int, ...]) -> tuple[Array
         raise ValueError(
             f"`{name}` must not repeat its own elements; got strides {array.strides}: pass a copy of it"
         )
-    return np.asarray(array), found
+    return device or np.asarray(array), found
 
 
 def _repeats_elements(array: Array) -> bool:
@@ -238,15 +260,58 @@ def checked_gradients(
     return (arrays[0], arrays[1], arrays[2]), formats
 
 
+def check_side(arrays: dict[str, Array | None], stream: Any) -> None:
+    """Whether all arrays are in host memory, or all on one CUDA device."""
+    given = {name: array for name, array in arrays.items() if array is not None}
+    host = next((name for name, array in given.items() if type(array) is np.ndarray), None)
+    device = next((name for name, array in given.items() if type(array) is not np.ndarray), None)
+    if host is not None and device is not None:
+        raise TypeError(
+            f"`{host}` and `{device}` must be on the same side; got `{host}` in host memory and `{device}` on a "
+            f"CUDA device: copy one of them to the other side"
+        )
+    if device is None:
+        if stream is not None:
+            raise ValueError(f"`stream` must be None for arrays in host memory; got {stream!r}: leave it out")
+        return
+    numbers = {name: array.device for name, array in given.items() if array.device is not None}
+    for name, number in numbers.items():
+        first = next(iter(numbers))
+        if number != numbers[first]:
+            raise ValueError(
+                f"`{name}` must be on the CUDA device of `{first}`, {numbers[first]}; got device {number}: copy it there"
+            )
+
+
+def checked_workspace(workspace: Any, x: Array) -> Array | None:
+    """Device memory for a backward call's sums. Whether it is large enough, the launch knows."""
+    if workspace is None:
+        return None
+    if type(x) is np.ndarray:
+        raise ValueError("`workspace` must be None for arrays in host memory; got an array: leave it out")
+    array = device_array("workspace", workspace)
+    rule = "`workspace` must be a contiguous, writable array on the CUDA device, its address a multiple of 16"
+    if array is None:
+        raise TypeError(f"{rule}; got {type(workspace).__name__}")
+    if not (array.flags.c_contiguous and array.flags.writeable) or array.pointer % 16:
+        raise ValueError(
+            f"{rule}; got strides {array.strides}, {'writable' if array.flags.writeable else 'read-only'}, "
+            f"at {array.pointer:#x}: pass a new array of bytes"
+        )
+    return array
+
+
 def check_overlap(
     name: str, out: Array | None, others: dict[str, Array | None], identical: tuple[str, ...]
 ) -> None:
     """Refuse an output that overlaps another array, unless it may be, and is, exactly that array."""
     if out is None:
         return
+    out = _addresses(out)
     for other_name, other in others.items():
         if other is None or (other is out and other_name in identical):
             continue
+        other = _addresses(other)
         if not np.may_share_memory(out, other) or not _shares_memory(out, other):
             continue
         if other_name in identical and _same_memory(out, other):
@@ -256,6 +321,11 @@ def check_overlap(
             + (" in part" if other_name in identical else "")
             + f"; got arrays that share memory: pass a copy of `{other_name}` or another output"
         )
+
+
+def _addresses(array: Array) -> Array:
+    """A NumPy array at the addresses of an array, never to be read if they are a device's."""
+    return array if type(array) is np.ndarray else array.addresses()
 
 
 def _shares_memory(a: Array, b: Array) -> bool:

@@ -6,7 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ._api import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
-from ._checks import check_layer_input, checked_normalized_shape, checked_parameter_dtype
+from ._checks import (
+    check_layer_input,
+    checked_normalized_shape,
+    checked_parameter_dtype,
+    device_array,
+)
 from ._results import Array, LayerNormResult, NormGradients, RMSNormResult
 
 
@@ -34,7 +39,16 @@ class _Norm:
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the weight to ones and the bias to zeros, in new arrays of the dtypes that they have."""
+        """Set the weight to ones and the bias to zeros, in new NumPy arrays of the dtypes that they have.
+
+        Arrays on a CUDA device raise TypeError: fill them there, or assign None or others first.
+        """
+        for name in ("weight", "bias"):
+            if device_array(name, getattr(self, name)) is not None:
+                raise TypeError(
+                    f"`{name}` is on a CUDA device, where `reset_parameters` makes no arrays; got a "
+                    f"{type(getattr(self, name)).__name__}: fill it there, or assign a NumPy array"
+                )
         if self.weight is not None:
             self.weight = np.ones(self.normalized_shape, self._dtype_of(self.weight))
         if self.bias is not None:
@@ -53,7 +67,10 @@ class _Norm:
         return True, self.weight is not None, self.bias is not None
 
     def __repr__(self) -> str:
-        dtype = "" if self.weight is None else f", dtype={np.asarray(self.weight).dtype.name}"
+        weight = device_array("weight", self.weight)
+        if weight is None and self.weight is not None:
+            weight = np.asarray(self.weight)
+        dtype = "" if weight is None else f", dtype={weight.dtype.name}"
         return (
             f"{type(self).__name__}({self.normalized_shape}, eps={self.eps}, "
             f"elementwise_affine={self.elementwise_affine}, bias={self.bias is not None}{dtype})"
@@ -80,7 +97,7 @@ class LayerNorm(_Norm):
     ----------
     weight, bias : ndarray or None
         Plain arrays of shape `normalized_shape` (ones and zeros at first). Assign a checkpoint's to
-        them, of any supported dtype: they are checked when the layer is called.
+        them, of any supported dtype, or arrays on a CUDA device: they are checked when the layer is called.
 
     Raises
     ------
@@ -115,7 +132,7 @@ class LayerNorm(_Norm):
         super().__init__(normalized_shape, eps, elementwise_affine, bias, dtype)
 
     def __call__(
-        self, x: Any, *, out: Array | None = None, return_stats: bool = False
+        self, x: Any, *, out: Array | None = None, return_stats: bool = False, stream: Any = None
     ) -> Array | LayerNormResult:
         """`layer_norm` of `x` with this layer's parameters."""
         return layer_norm(
@@ -126,6 +143,7 @@ class LayerNorm(_Norm):
             eps=self.eps,
             out=out,
             return_stats=return_stats,
+            stream=stream,
         )
 
     def backward(
@@ -138,6 +156,8 @@ class LayerNorm(_Norm):
         dresidual: Any = None,
         output_mask: tuple[bool, bool, bool] | None = None,
         out: tuple[Array | None, Array | None, Array | None] | None = None,
+        stream: Any = None,
+        workspace: Any = None,
     ) -> NormGradients:
         """`layer_norm_backward` with this layer's parameters; by default dbias is None where there is no bias."""
         return layer_norm_backward(
@@ -151,6 +171,8 @@ class LayerNorm(_Norm):
             dresidual=dresidual,
             output_mask=self._mask() if output_mask is None else output_mask,
             out=out,
+            stream=stream,
+            workspace=workspace,
         )
 
 
@@ -174,7 +196,7 @@ class RMSNorm(_Norm):
     ----------
     weight, bias : ndarray or None
         Plain arrays of shape `normalized_shape` (ones and zeros at first). Assign a checkpoint's to
-        them, of any supported dtype: they are checked when the layer is called.
+        them, of any supported dtype, or arrays on a CUDA device: they are checked when the layer is called.
 
     Raises
     ------
@@ -208,7 +230,7 @@ class RMSNorm(_Norm):
         super().__init__(normalized_shape, eps, elementwise_affine, bias, dtype)
 
     def __call__(
-        self, x: Any, *, out: Array | None = None, return_stats: bool = False
+        self, x: Any, *, out: Array | None = None, return_stats: bool = False, stream: Any = None
     ) -> Array | RMSNormResult:
         """`rms_norm` of `x` with this layer's parameters."""
         return rms_norm(
@@ -219,6 +241,7 @@ class RMSNorm(_Norm):
             eps=self.eps,
             out=out,
             return_stats=return_stats,
+            stream=stream,
         )
 
     def backward(
@@ -230,6 +253,8 @@ class RMSNorm(_Norm):
         dresidual: Any = None,
         output_mask: tuple[bool, bool, bool] | None = None,
         out: tuple[Array | None, Array | None, Array | None] | None = None,
+        stream: Any = None,
+        workspace: Any = None,
     ) -> NormGradients:
         """`rms_norm_backward` with this layer's parameters; by default dbias is None where there is no bias."""
         return rms_norm_backward(
@@ -242,4 +267,6 @@ class RMSNorm(_Norm):
             dresidual=dresidual,
             output_mask=self._mask() if output_mask is None else output_mask,
             out=out,
+            stream=stream,
+            workspace=workspace,
         )

@@ -2,9 +2,12 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ._checks import (
     check_overlap,
     check_shape,
+    check_side,
     checked_array,
     checked_eps,
     checked_gradients,
@@ -12,6 +15,7 @@ from ._checks import (
     checked_offset,
     checked_output,
     checked_parameter,
+    checked_workspace,
     compute_format,
     trailing_axes,
 )
@@ -58,6 +62,8 @@ class Forward(NamedTuple):
     """How many trailing axes are normalized."""
     eps: float
     weight_offset: float
+    stream: Any
+    """What the caller gave as the stream, of calls on a CUDA device."""
 
 
 class Backward(NamedTuple):
@@ -75,6 +81,12 @@ class Backward(NamedTuple):
     axes: int
     eps: float
     weight_offset: float
+    stream: Any
+    workspace: Array | None
+
+
+HOST = {np.ndarray, type(None)}
+"""The types of checked arrays in host memory."""
 
 
 def plan_forward(
@@ -91,6 +103,7 @@ def plan_forward(
     residual_out: Any,
     return_stats: Any,
     fused: bool = False,
+    stream: Any = None,
 ) -> Forward:
     """Check the arguments of a forward function; `fused` is True for those that add a residual."""
     x, x_format = checked_array("x", x)
@@ -113,6 +126,10 @@ def plan_forward(
             raise ValueError(
                 f"`residual_out` must have the dtype of `x`, {x_format}; got {residual_out.dtype}"
             )
+    types = {type(x), type(residual), type(weight), type(bias), type(out), type(residual_out)}
+    if stream is not None or not types <= HOST:
+        inputs = {"x": x, "residual": residual, "weight": weight, "bias": bias}
+        check_side({**inputs, "out": out, "residual_out": residual_out}, stream)
     if out is not None or residual_out is not None:
         inputs = {"x": x, "residual": residual, "weight": weight, "bias": bias}
         check_overlap("out", out, {**inputs, "residual_out": residual_out}, ("x", "residual"))
@@ -130,7 +147,9 @@ def plan_forward(
         "float64" if return_stats and centered else None,
         "float64" if return_stats else None,
     )
-    return Forward(plan, x, residual, weight, bias, out, residual_out, axes, eps, weight_offset)
+    return Forward(
+        plan, x, residual, weight, bias, out, residual_out, axes, eps, weight_offset, stream
+    )
 
 
 def plan_backward(
@@ -146,6 +165,8 @@ def plan_backward(
     dresidual: Any,
     output_mask: Any,
     out: Any,
+    stream: Any = None,
+    workspace: Any = None,
 ) -> Backward:
     """Check the arguments of a backward function."""
     dy, dy_format = checked_array("dy", dy)
@@ -175,8 +196,15 @@ def plan_backward(
         or weight_format == "float64"  # dweight's dtype; wanted or not, so that dx has the same bits
     )
     eps = checked_eps(eps, centered, x_format)
+    inputs = {"dy": dy, "x": x, "weight": weight, "mean": mean, "rstd": rstd, "dresidual": dresidual}
+    given = {f"out[{i}]": array for i, array in enumerate(outputs)}
+    if stream is not None or not {type(array) for array in (*inputs.values(), *outputs)} <= HOST:
+        check_side({**inputs, **given}, stream)
+    workspace = checked_workspace(workspace, x)
+    if workspace is not None:
+        check_side({"x": x, "workspace": workspace}, stream)
+        check_overlap("workspace", workspace, {**inputs, **given}, ())
     if out is not None:
-        inputs = {"dy": dy, "x": x, "weight": weight, "mean": mean, "rstd": rstd, "dresidual": dresidual}
         check_overlap("out[0]", outputs[0], inputs, ("dy", "x", "dresidual"))
         check_overlap("out[1]", outputs[1], {**inputs, "out[0]": outputs[0]}, ())
         check_overlap(
@@ -211,4 +239,6 @@ def plan_backward(
         axes,
         eps,
         weight_offset,
+        stream,
+        workspace,
     )

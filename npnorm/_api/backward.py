@@ -22,6 +22,8 @@ def layer_norm_backward(
     dresidual: Any = None,
     output_mask: Mask | None = None,
     out: GradientsOut | None = None,
+    stream: Any = None,
+    workspace: Any = None,
 ) -> NormGradients:
     r"""The gradients of `layer_norm`.
 
@@ -83,15 +85,16 @@ def layer_norm_backward(
     >>> npnorm.layer_norm_backward(dy, x).dx.round(4)
     array([[ 0.4111, -0.0316, -0.2846, -0.0949]], dtype=float32)
     """
-    quick = None if dresidual is not None else _backend.loaded
+    quick = _backend.loaded if dresidual is None and stream is None and workspace is None else None
     if quick and is_simple(axis, weight_offset, False, False):
         gradients = quick.quick_backward(True, dy, x, weight, mean, rstd, eps, output_mask, out)
         if gradients is not None:
             return NormGradients(*gradients)
     call = plan_backward(
-        True, dy, x, weight, mean, rstd, axis, eps, weight_offset, dresidual, output_mask, out
-    )
-    return NormGradients(*given_or_new(out, backend().backward(call)))
+        True, dy, x, weight, mean, rstd, axis, eps, weight_offset, dresidual, output_mask, out,
+        stream, workspace,
+    )  # fmt: skip
+    return NormGradients(*given_or_new(out, backend(call.x).backward(call)))
 
 
 def rms_norm_backward(
@@ -106,6 +109,8 @@ def rms_norm_backward(
     dresidual: Any = None,
     output_mask: Mask | None = None,
     out: GradientsOut | None = None,
+    stream: Any = None,
+    workspace: Any = None,
 ) -> NormGradients:
     r"""The gradients of `rms_norm`.
 
@@ -160,12 +165,13 @@ def rms_norm_backward(
     >>> npnorm.rms_norm_backward(x, x, eps=1e-4).dx
     array([0.00079952, 0.        , 0.        , 0.        ])
     """
-    quick = None if dresidual is not None else _backend.loaded
+    quick = _backend.loaded if dresidual is None and stream is None and workspace is None else None
     if quick and is_simple(axis, weight_offset, False, False):
         gradients = quick.quick_backward(False, dy, x, weight, None, rstd, eps, output_mask, out)
         if gradients is not None:
             return NormGradients(*gradients)
     call = plan_backward(
-        False, dy, x, weight, None, rstd, axis, eps, weight_offset, dresidual, output_mask, out
-    )
-    return NormGradients(*given_or_new(out, backend().backward(call)))
+        False, dy, x, weight, None, rstd, axis, eps, weight_offset, dresidual, output_mask, out,
+        stream, workspace,
+    )  # fmt: skip
+    return NormGradients(*given_or_new(out, backend(call.x).backward(call)))

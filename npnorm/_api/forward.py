@@ -13,19 +13,19 @@ from .common import Axis, is_simple
 def layer_norm(
     x: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    return_stats: Literal[False] = ...,
+    return_stats: Literal[False] = ..., stream: Any = ...,
 ) -> Array: ...  # fmt: skip
 @overload
 def layer_norm(
     x: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    return_stats: Literal[True],
+    return_stats: Literal[True], stream: Any = ...,
 ) -> LayerNormResult: ...  # fmt: skip
 @overload
 def layer_norm(
     x: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    return_stats: bool,
+    return_stats: bool, stream: Any = ...,
 ) -> Array | LayerNormResult: ...  # fmt: skip
 def layer_norm(
     x: Any,
@@ -38,6 +38,7 @@ def layer_norm(
     round_before_weight: bool = False,
     out: Array | None = None,
     return_stats: bool = False,
+    stream: Any = None,
 ) -> Array | LayerNormResult:
     r"""Layer normalization: every row to mean 0 and variance 1, then scaled and shifted.
 
@@ -105,16 +106,16 @@ def layer_norm(
     >>> mean, rstd.round(4)
     (array([[1.]]), array([[0.6325]]))
     """
-    quick = _backend.loaded
+    quick = _backend.loaded if stream is None else None
     if quick and is_simple(axis, weight_offset, round_before_weight, return_stats):
         y = quick.quick_forward(True, x, None, weight, bias, eps, out)
         if y is not None:
             return y
     call = plan_forward(
         True, x, None, weight, bias, axis, eps, weight_offset, round_before_weight, out, None,
-        return_stats,
+        return_stats, stream=stream,
     )  # fmt: skip
-    y, _, mean, rstd = backend().forward(call)
+    y, _, mean, rstd = backend(call.x).forward(call)
     if out is not None:
         y = out
     return LayerNormResult(y, mean, rstd) if return_stats else y
@@ -124,19 +125,19 @@ def layer_norm(
 def rms_norm(
     x: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float | None = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    return_stats: Literal[False] = ...,
+    return_stats: Literal[False] = ..., stream: Any = ...,
 ) -> Array: ...  # fmt: skip
 @overload
 def rms_norm(
     x: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float | None = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    return_stats: Literal[True],
+    return_stats: Literal[True], stream: Any = ...,
 ) -> RMSNormResult: ...  # fmt: skip
 @overload
 def rms_norm(
     x: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float | None = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    return_stats: bool,
+    return_stats: bool, stream: Any = ...,
 ) -> Array | RMSNormResult: ...  # fmt: skip
 def rms_norm(
     x: Any,
@@ -149,6 +150,7 @@ def rms_norm(
     round_before_weight: bool = False,
     out: Array | None = None,
     return_stats: bool = False,
+    stream: Any = None,
 ) -> Array | RMSNormResult:
     r"""Root mean square normalization: every row to root mean square 1, then scaled and shifted.
 
@@ -213,16 +215,16 @@ def rms_norm(
     >>> npnorm.rms_norm(np.array([3, 4, 5], np.float32)).round(4)
     array([0.7348, 0.9798, 1.2247], dtype=float32)
     """
-    quick = _backend.loaded
+    quick = _backend.loaded if stream is None else None
     if quick and is_simple(axis, weight_offset, round_before_weight, return_stats):
         y = quick.quick_forward(False, x, None, weight, bias, eps, out)
         if y is not None:
             return y
     call = plan_forward(
         False, x, None, weight, bias, axis, eps, weight_offset, round_before_weight, out, None,
-        return_stats,
+        return_stats, stream=stream,
     )  # fmt: skip
-    y, _, _, rstd = backend().forward(call)
+    y, _, _, rstd = backend(call.x).forward(call)
     if out is not None:
         y = out
     return RMSNormResult(y, rstd) if return_stats else y

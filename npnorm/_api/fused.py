@@ -13,19 +13,19 @@ from .common import Axis, given_or_new, is_simple
 def add_layer_norm(
     x: Any, residual: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float =
     ..., weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    residual_out: Array | None = ..., return_stats: Literal[False] = ...,
+    residual_out: Array | None = ..., return_stats: Literal[False] = ..., stream: Any = ...,
 ) -> AddNormResult: ...  # fmt: skip
 @overload
 def add_layer_norm(
     x: Any, residual: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float =
     ..., weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    residual_out: Array | None = ..., return_stats: Literal[True],
+    residual_out: Array | None = ..., return_stats: Literal[True], stream: Any = ...,
 ) -> AddLayerNormStatsResult: ...  # fmt: skip
 @overload
 def add_layer_norm(
     x: Any, residual: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float =
     ..., weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    residual_out: Array | None = ..., return_stats: bool,
+    residual_out: Array | None = ..., return_stats: bool, stream: Any = ...,
 ) -> AddNormResult | AddLayerNormStatsResult: ...  # fmt: skip
 def add_layer_norm(
     x: Any,
@@ -40,6 +40,7 @@ def add_layer_norm(
     out: Array | None = None,
     residual_out: Array | None = None,
     return_stats: bool = False,
+    stream: Any = None,
 ) -> AddNormResult | AddLayerNormStatsResult:
     """Add a residual and layer-normalize the sum, in one pass.
 
@@ -82,16 +83,16 @@ def add_layer_norm(
     >>> y.round(4)
     array([ 0.6325, -1.2649,  1.2649, -0.6325], dtype=float32)
     """
-    quick = None if residual_out is not None else _backend.loaded
+    quick = _backend.loaded if residual_out is None and stream is None else None
     if quick and is_simple(axis, weight_offset, round_before_weight, return_stats):
         both = quick.quick_forward(True, x, residual, weight, bias, eps, out)
         if both is not None:
             return AddNormResult(*both)
     call = plan_forward(
         True, x, residual, weight, bias, axis, eps, weight_offset, round_before_weight, out,
-        residual_out, return_stats, True,
+        residual_out, return_stats, True, stream,
     )  # fmt: skip
-    y, total, mean, rstd = backend().forward(call)
+    y, total, mean, rstd = backend(call.x).forward(call)
     y, total = given_or_new((out, residual_out), (y, total))
     if return_stats:
         return AddLayerNormStatsResult(y, total, mean, rstd)
@@ -102,19 +103,19 @@ def add_layer_norm(
 def add_rms_norm(
     x: Any, residual: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float |
     None = ..., weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None =
-    ..., residual_out: Array | None = ..., return_stats: Literal[False] = ...,
+    ..., residual_out: Array | None = ..., return_stats: Literal[False] = ..., stream: Any = ...,
 ) -> AddNormResult: ...  # fmt: skip
 @overload
 def add_rms_norm(
     x: Any, residual: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float |
     None = ..., weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None =
-    ..., residual_out: Array | None = ..., return_stats: Literal[True],
+    ..., residual_out: Array | None = ..., return_stats: Literal[True], stream: Any = ...,
 ) -> AddRMSNormStatsResult: ...  # fmt: skip
 @overload
 def add_rms_norm(
     x: Any, residual: Any, weight: Any = ..., bias: Any = ..., *, axis: Axis = ..., eps: float |
     None = ..., weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None =
-    ..., residual_out: Array | None = ..., return_stats: bool,
+    ..., residual_out: Array | None = ..., return_stats: bool, stream: Any = ...,
 ) -> AddNormResult | AddRMSNormStatsResult: ...  # fmt: skip
 def add_rms_norm(
     x: Any,
@@ -129,6 +130,7 @@ def add_rms_norm(
     out: Array | None = None,
     residual_out: Array | None = None,
     return_stats: bool = False,
+    stream: Any = None,
 ) -> AddNormResult | AddRMSNormStatsResult:
     """Add a residual and RMS-normalize the sum, in one pass.
 
@@ -170,16 +172,16 @@ def add_rms_norm(
     >>> y.round(4)
     array([0.7348, 0.9798, 1.2247], dtype=float32)
     """
-    quick = None if residual_out is not None else _backend.loaded
+    quick = _backend.loaded if residual_out is None and stream is None else None
     if quick and is_simple(axis, weight_offset, round_before_weight, return_stats):
         both = quick.quick_forward(False, x, residual, weight, bias, eps, out)
         if both is not None:
             return AddNormResult(*both)
     call = plan_forward(
         False, x, residual, weight, bias, axis, eps, weight_offset, round_before_weight, out,
-        residual_out, return_stats, True,
+        residual_out, return_stats, True, stream,
     )  # fmt: skip
-    y, total, _, rstd = backend().forward(call)
+    y, total, _, rstd = backend(call.x).forward(call)
     y, total = given_or_new((out, residual_out), (y, total))
     if return_stats:
         return AddRMSNormStatsResult(y, total, rstd)
