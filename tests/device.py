@@ -276,6 +276,9 @@ class Driver:
 
     def _copy(self, spec, source, target, *numbers):
         lengths, source_steps, target_steps = numbers[:4], numbers[4:8], numbers[8:]
+        for pointer, steps, format_ in ((source, source_steps, spec.source), (target, target_steps, spec.target)):
+            odd = any(number % DTYPES[format_].itemsize for number in (pointer, *steps))
+            assert not (spec.aligned and odd)
         values = self.memory.view(source, lengths, source_steps, self._dtype(spec.source, spec.source_swapped))
         view = self.memory.view(target, lengths, target_steps, self._dtype(spec.target, spec.target_swapped), True)
         view[...] = values

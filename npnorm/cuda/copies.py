@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from .._checks import format_of
 from .arrays import DeviceArray
-from .layout import merged, parts_of
+from .layout import is_aligned, merged, parts_of
 from .table import Launch
 
 AXES = 4
@@ -24,6 +24,8 @@ class Copy(NamedTuple):
     """Whether the byte order is not the device's."""
     target: str
     target_swapped: bool
+    aligned: bool
+    """Whether every element lies at a multiple of its size; else bytes are moved one by one."""
     threads: int = THREADS
 
 
@@ -39,6 +41,7 @@ def copies(source: DeviceArray, target: DeviceArray) -> Iterator[tuple[Launch, t
         not source.dtype.isnative,
         _format(target),
         not target.dtype.isnative,
+        is_aligned(source) and is_aligned(target),
     )
     axes = merged(source.shape, (source.strides, target.strides))
     for offsets, taken in parts_of(axes, 2, AXES):

@@ -25,13 +25,18 @@ def merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Axis]
     return axes
 
 
-def is_plain(array: DeviceArray) -> bool:
-    """Whether kernels can read its elements: in native byte order, at multiples of their size."""
-    if not array.dtype.isnative or array.pointer % array.itemsize:
+def is_aligned(array: DeviceArray) -> bool:
+    """Whether its elements lie at multiples of their size."""
+    if array.pointer % array.itemsize:
         return False
-    return array.c_contiguous or not any(
+    return not any(
         stride % array.itemsize for length, stride in zip(array.shape, array.strides, strict=True) if length > 1
     )
+
+
+def is_plain(array: DeviceArray) -> bool:
+    """Whether kernels can read its elements: aligned, in native byte order."""
+    return array.dtype.isnative and is_aligned(array)
 
 
 def has_rows(array: DeviceArray, axes: int) -> bool:
