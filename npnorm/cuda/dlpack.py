@@ -11,7 +11,7 @@ CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 
 READ_ONLY = 1  # the flag of a versioned tensor
 
-KINDS = {0: "i", 1: "u", 2: "f", 5: "c"}
+KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
 BFLOAT = 4
 """Codes of element types."""
 

@@ -1,5 +1,6 @@
 """CUDA streams, as whoever made them writes them down."""
 
+from numbers import Integral
 from typing import Any
 
 LEGACY = 1
@@ -21,8 +22,8 @@ def stream_address(stream: Any) -> int:
 
 
 def _address(stream: Any) -> int | None:
-    if isinstance(stream, int):
-        return stream
+    if isinstance(stream, Integral):
+        return int(stream)
     if hasattr(stream, "__cuda_stream__"):
         return int(stream.__cuda_stream__()[1])
     for name in ("cuda_stream", "ptr", "handle"):  # of PyTorch, CuPy, Numba
