@@ -14,7 +14,7 @@ extras = $(addprefix $(VENV)/extra-,$(1))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint docs bench bench-history peers targets sweep clean
+.PHONY: help demo test test-cuda lint docs bench bench-history peers targets sweep clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -24,6 +24,9 @@ demo: $(call extras,example) $(VENV)/model ## compute sentence embeddings with a
 
 test: $(call extras,test example) $(VENV)/model ## run the tests and the doctests
 	@$(BIN)/python -m pytest -n $(WORKERS)
+
+test-cuda: $(call extras,test cu13) ## compile the CUDA kernels and test what comes out: no GPU is needed
+	@$(BIN)/python -m pytest -n $(WORKERS) tests/cuda_compile
 
 lint: $(call extras,lint) ## run ruff and mypy
 	@$(BIN)/ruff check

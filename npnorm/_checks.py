@@ -279,7 +279,8 @@ def check_side(arrays: dict[str, Array | None], stream: Any) -> None:
         first = next(iter(numbers))
         if number != numbers[first]:
             raise ValueError(
-                f"`{name}` must be on the CUDA device of `{first}`, {numbers[first]}; got device {number}: copy it there"
+                f"`{name}` must be on the CUDA device of `{first}`, {numbers[first]}; got device {number}: "
+                f"copy it there"
             )
 
 

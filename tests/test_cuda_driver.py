@@ -264,8 +264,11 @@ def test_current_device(fake):
 def test_order(fake):
     driver.order(5, 6)
     assert [call for call in fake.calls if call[0].startswith(("cuEvent", "cuStream"))] == [
-        ("cuEventCreate", 2), ("cuEventRecord", "event", 5), ("cuStreamWaitEvent", 6, "event", 0), ("cuEventDestroy", "event"),
-    ]  # fmt: skip
+        ("cuEventCreate", 2),
+        ("cuEventRecord", "event", 5),
+        ("cuStreamWaitEvent", 6, "event", 0),
+        ("cuEventDestroy", "event"),
+    ]
     fake.fail = "cuStreamWaitEvent"
     with pytest.raises(RuntimeError, match="the CUDA driver failed: CUDA_ERROR_INVALID_VALUE"):
         driver.order(5, 6)

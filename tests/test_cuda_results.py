@@ -81,8 +81,10 @@ def test_every_function(norm, gpu):
         check(gpu, norm, "", {"x": x, **given}, options)
         check(gpu, norm, "add", {"x": x, "residual": residual, **given}, options)
     saved = norm.saved(norm.reference()(x, return_stats=True))
+    masks = itertools.product((False, True), repeat=3)
+    statistics = {}, saved, {"rstd": saved["rstd"]}
     for weight, mask, added, given in itertools.product(
-        (None, random(24, seed=3)), itertools.product((False, True), repeat=3), (None, residual), ({}, saved, {"rstd": saved["rstd"]})
+        (None, random(24, seed=3)), masks, (None, residual), statistics
     ):
         options = {"output_mask": mask, "weight_offset": 0.0 if weight is None else 1.0}
         arguments = {"dy": dy, "x": x, "weight": weight, "dresidual": added, **given}

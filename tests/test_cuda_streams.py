@@ -86,8 +86,8 @@ def test_the_default_stream(norm, gpu, lent):
 
 def test_what_is_no_stream(norm, gpu, lent):
     x = lent(random((3, 8)))
-    for stream, error in ((True, TypeError), ("1", TypeError), (1.0, TypeError), (object(), TypeError), (-1, ValueError)):
-        with pytest.raises(error, match="`stream` must be the address of a stream"):
+    for stream in (True, "1", 1.0, object(), -1):
+        with pytest.raises(ValueError if stream == -1 else TypeError, match="`stream` must be the address of a stream"):
             norm.forward(x, stream=stream)
     assert not gpu.launches()
 
@@ -157,7 +157,7 @@ def test_workspaces(norm, gpu, lent):
         # A workspace's own stream waits, too.
         assert orders(gpu) == [(5, 1), (1, 5)]
         assert sum(event[0] == "allocate" for event in gpu.events) == 3
-    with pytest.raises(ValueError, match=rf"`workspace` must have at least {size} bytes .* got {size - 1}: npnorm.cuda"):
+    with pytest.raises(ValueError, match=rf"`workspace` must have at least {size} bytes .* got {size - 1}"):
         norm.backward(*arrays, workspace=lent(aligned(size - 1)))
     for room in (aligned(size, 8), aligned(2 * size)[::2], read_only(size)):
         with pytest.raises(ValueError, match="`workspace` must be a contiguous, writable array"):

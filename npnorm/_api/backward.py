@@ -46,6 +46,11 @@ def layer_norm_backward(
         Whether to compute dx, dweight, dbias. By default dx, and both others if there is a weight.
     out : tuple of 3 arrays or None, optional
         Where to put them. The first may be `dy`, `x` or `dresidual` itself.
+    stream : int or stream, optional
+        As in the forward call.
+    workspace : device array, optional
+        For arrays on a CUDA device: memory for the sums over rows, so that with `out` nothing is
+        allocated; `npnorm.cuda.workspace_bytes` tells its size.
 
     Returns
     -------
@@ -57,7 +62,7 @@ def layer_norm_backward(
     Raises
     ------
     TypeError
-        For an argument of the wrong type or dtype.
+        For an argument of the wrong type or dtype, or arrays both in host memory and on a CUDA device.
     ValueError
         For shapes that do not fit, axes that are not the trailing ones, an `eps` out of range, an
         output that is read-only or overlaps an input in part.
@@ -133,6 +138,11 @@ def rms_norm_backward(
         Whether to compute dx, dweight, dbias. By default dx, and both others if there is a weight.
     out : tuple of 3 arrays or None, optional
         Where to put them. The first may be `dy`, `x` or `dresidual` itself.
+    stream : int or stream, optional
+        As in the forward call.
+    workspace : device array, optional
+        For arrays on a CUDA device: memory for the sums over rows, so that with `out` nothing is
+        allocated; `npnorm.cuda.workspace_bytes` tells its size.
 
     Returns
     -------

@@ -45,7 +45,8 @@ def layer_norm(
     Parameters
     ----------
     x : array_like
-        float16, bfloat16, float32 or float64, of any layout. A row is what lies along `axis`.
+        float16, bfloat16, float32 or float64, of any layout. A row is what lies along `axis`. If it
+        is an array on a CUDA device, all others must be, and the results are arrays of its library.
     weight, bias : array_like, optional
         Scale and shift, of the shape of the normalized axes and any supported dtype, each on its
         own.
@@ -61,6 +62,10 @@ def layer_norm(
         Where to put y: an array of x's shape and any supported dtype. It may be `x` itself.
     return_stats : bool, default False
         Whether to return mean and rstd too.
+    stream : int or stream, optional
+        For arrays on a CUDA device: the stream to work on, as an address, an object with
+        `__cuda_stream__`, or a stream of CuPy, Numba or PyTorch. By default the stream that x's
+        interface names (PyTorch's current stream for a tensor), else the legacy default stream.
 
     Returns
     -------
@@ -71,7 +76,7 @@ def layer_norm(
     Raises
     ------
     TypeError
-        For an argument of the wrong type or dtype.
+        For an argument of the wrong type or dtype, or arrays both in host memory and on a CUDA device.
     ValueError
         For shapes that do not fit, axes that are not the trailing ones, an `eps` out of range, an
         `out` that is read-only or overlaps an input in part.
@@ -157,7 +162,8 @@ def rms_norm(
     Parameters
     ----------
     x : array_like
-        float16, bfloat16, float32 or float64, of any layout. A row is what lies along `axis`.
+        float16, bfloat16, float32 or float64, of any layout. A row is what lies along `axis`. If it
+        is an array on a CUDA device, all others must be, and the results are arrays of its library.
     weight, bias : array_like, optional
         Scale and shift, of the shape of the normalized axes and any supported dtype, each on its
         own.
@@ -175,6 +181,8 @@ def rms_norm(
         Where to put y: an array of x's shape and any supported dtype. It may be `x` itself.
     return_stats : bool, default False
         Whether to return rstd too.
+    stream : int or stream, optional
+        As for `layer_norm`.
 
     Returns
     -------
@@ -185,7 +193,7 @@ def rms_norm(
     Raises
     ------
     TypeError
-        For an argument of the wrong type or dtype.
+        For an argument of the wrong type or dtype, or arrays both in host memory and on a CUDA device.
     ValueError
         For shapes that do not fit, axes that are not the trailing ones, an `eps` out of range, an
         `out` that is read-only or overlaps an input in part.

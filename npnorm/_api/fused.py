@@ -57,6 +57,8 @@ def add_layer_norm(
         `residual` itself.
     return_stats : bool, default False
         Whether to return mean and rstd of the sum too.
+    stream : int or stream, optional
+        As for `layer_norm`.
 
     Returns
     -------
@@ -147,6 +149,8 @@ def add_rms_norm(
         `residual` itself.
     return_stats : bool, default False
         Whether to return rstd of the sum too.
+    stream : int or stream, optional
+        As for `layer_norm`.
 
     Returns
     -------

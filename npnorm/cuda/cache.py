@@ -10,7 +10,10 @@ from .. import _files
 from .._locks import importing_or_compiling
 from .copies import Copy
 
-PACKAGES = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-nvvm-cu12", "nvidia-nvjitlink-cu12")
+PACKAGES = (
+    *("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink"),
+    *("nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink-cu12"),
+)
 """What makes a kernel's code, by the names of its distributions: reading them imports nothing."""
 
 

@@ -49,7 +49,8 @@ def copies(source: DeviceArray, target: DeviceArray) -> Iterator[tuple[Launch, t
         strides = [[steps[array] for _, steps in taken] for array in range(2)]
         blocks = min(-(-math.prod(lengths) // THREADS), MOST_BLOCKS)
         pointers = source.pointer + offsets[0], target.pointer + offsets[1]
-        yield Launch(spec, (blocks, 1, 1), (THREADS, 1, 1), 0), (*pointers, *lengths, *strides[0], *strides[1])
+        launch = Launch(spec, (blocks, 1, 1), (THREADS, 1, 1), 0)  # type: ignore[arg-type]  # a spec of our own
+        yield launch, (*pointers, *lengths, *strides[0], *strides[1])
 
 
 def _format(array: DeviceArray) -> str:

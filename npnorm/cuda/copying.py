@@ -47,17 +47,20 @@ def _as_double(builder: Any, value: Any, format_: str) -> Any:
 
 
 def make_copy(spec: Copy, intrinsic: Any, types: Any, grid: Any, space: int) -> Any:
-    """The kernel of a spec, for the target whose `intrinsic` and `types` are given; `grid` tells first element and step."""
+    """The kernel of a spec, for the target whose `intrinsic` and `types` are given.
+
+    `grid` tells the first element of a thread and the step to its next.
+    """
 
     @intrinsic
-    def move_element(typingctx, source, target):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def move_element(typingctx, source, target):
+        def codegen(context, builder, signature, args):
             move(builder, args[0], args[1], spec, space)
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64), codegen
 
-    def copy(source, target, n0, n1, n2, n3, s0, s1, s2, s3, t0, t1, t2, t3):  # type: ignore[no-untyped-def]
+    def copy(source, target, n0, n1, n2, n3, s0, s1, s2, s3, t0, t1, t2, t3):
         first, step = grid()
         for i in range(first, n0 * n1 * n2 * n3, step):
             i3 = i % n3
@@ -83,7 +86,7 @@ def compile_copy(spec: Copy, capability: tuple[int, int]) -> Any:
     from .compile import compile_kernel
 
     @cuda.jit(device=True, inline="always")
-    def grid():  # type: ignore[no-untyped-def]
+    def grid():
         return cuda.grid(1), cuda.gridsize(1)
 
     kernel = make_copy(spec, intrinsic, types, grid, 1)

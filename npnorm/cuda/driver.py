@@ -1,4 +1,4 @@
-"""The CUDA driver, through cuda.core and its bindings. Nothing of it is imported, or initialised, before the first call."""
+"""The CUDA driver, through cuda.core and its bindings, which are imported at the first call."""
 
 import os
 import threading

@@ -101,11 +101,11 @@ class Gradients:
         self.call, self.staging = call, Staging()
         plan, self.rows, self.cols = _extent(call)
         dx, dweight, dbias = outputs
-        usual = plan.weight or plan.x
-        dweight_format, dbias_format = (
-            format_of(out.dtype) if out else usual if wanted else None for out, wanted in zip(outputs[1:], call.mask[1:], strict=True)
-        )
-        self.plan = plan._replace(dweight=dweight_format, dbias=dbias_format)
+        formats = [
+            (format_of(out.dtype) if out else plan.weight or plan.x) if wanted else None
+            for out, wanted in zip(outputs[1:], call.mask[1:], strict=True)
+        ]
+        self.plan = plan._replace(dweight=formats[0], dbias=formats[1])
         staging, axes = self.staging, call.axes
         self.parts = table.workspace(self.plan, self.rows, self.cols)
         self.memory = staging.room((self.parts.size,), BYTE)
@@ -121,9 +121,9 @@ class Gradients:
         self.lead = lead_axes(self.arrays, axes)
         # Several launches would add rows up in another order: copies keep the bits.
         while len(self.lead) > 2:
-            counts = [len(lead_axes([array], axes)) if array else 0 for array in self.arrays]
-            worst = counts.index(max(counts))
-            self.arrays[worst] = staging.stand_in(self.arrays[worst], written=worst == 3)
+            present = [(i, array) for i, array in enumerate(self.arrays) if array is not None]
+            worst, array = max(present, key=lambda item: len(lead_axes([item[1]], axes)))
+            self.arrays[worst] = staging.stand_in(array, written=worst == 3)
             self.lead = lead_axes(self.arrays, axes)
 
     def launch(self, stream: int) -> None:
@@ -183,9 +183,10 @@ def _fill(array: DeviceArray | None, byte: int, stream: int) -> None:
 
 @contextmanager
 def _on_stream(call: Forward | Backward, arrays: Sequence[DeviceArray | None]) -> Iterator[int]:
-    """The stream of a call, on x's device. Work on the arrays' own streams is done before, and what comes after it waits.
+    """The stream of a call, on x's device.
 
-    The second is for memory that is used anew, by its library, as soon as an array is let go of.
+    It waits for what the arrays' own streams have been given, and these then wait for it: outputs are to be
+    read on them, and a library may use an input's memory anew as soon as the array is let go of.
     """
     x = call.x
     stream = stream_address(call.stream) if call.stream is not None else x.stream or LEGACY

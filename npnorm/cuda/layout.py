@@ -55,7 +55,7 @@ def lead_axes(arrays: Sequence[DeviceArray | None], axes: int) -> list[Axis]:
 
 
 def parts_of(axes: list[Axis], arrays: int, kept: int) -> Iterator[tuple[tuple[int, ...], list[Axis]]]:
-    """Cut so that `kept` axes are left: where each part begins, in bytes from the beginning of each array, and its axes."""
+    """Cut so that `kept` axes are left: of each part, its offset in bytes in each array, and its axes."""
     nothing: Axis = (1, (0,) * arrays)
     taken = ([nothing] * kept + axes)[-kept:]
     rest = axes[:-kept]

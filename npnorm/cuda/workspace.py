@@ -29,8 +29,7 @@ def workspace_bytes(function: Callable[..., Any], *arguments: Any, **options: An
     Returns
     -------
     int
-        The size of any contiguous device array to give as `workspace`; 0 if the call needs none. Calls with fewer
-        rows or columns may need more, so ask for each shape.
+        The least size of a contiguous device array to give as `workspace`; 0 if the call needs none.
 
     Raises
     ------
@@ -41,9 +40,11 @@ def workspace_bytes(function: Callable[..., Any], *arguments: Any, **options: An
     --------
     >>> import numpy as np
     >>> import npnorm.cuda
-    >>> x = np.empty((4, 8), np.float32)
-    >>> npnorm.cuda.workspace_bytes(npnorm.layer_norm_backward, x, x, output_mask=(True, False, False))
+    >>> x, rstd = np.empty((4, 8), np.float32), np.empty((4, 1))
+    >>> npnorm.cuda.workspace_bytes(npnorm.rms_norm_backward, x, x, rstd=rstd)
     0
+    >>> npnorm.cuda.workspace_bytes(npnorm.rms_norm_backward, x, x, x[0], rstd=rstd) > 0
+    True
     """
     if function not in BACKWARD:
         raise TypeError(
@@ -54,9 +55,15 @@ def workspace_bytes(function: Callable[..., Any], *arguments: Any, **options: An
     bound.apply_defaults()
     given = {"mean": None, **bound.arguments, "stream": None, "workspace": None}
     call = plan_backward(BACKWARD[function], **given)
+    dx, dweight, dbias = map(_viewed, call.out)
     call = call._replace(
-        **{name: _viewed(getattr(call, name)) for name in ("dy", "x", "weight", "mean", "rstd", "dresidual")},
-        out=tuple(map(_viewed, call.out)),
+        dy=_viewed(call.dy),
+        x=_viewed(call.x),
+        weight=_viewed(call.weight),
+        mean=_viewed(call.mean),
+        rstd=_viewed(call.rstd),
+        dresidual=_viewed(call.dresidual),
+        out=(dx, dweight, dbias),
     )
     if not (any(call.mask) and call.x.size):
         return 0
