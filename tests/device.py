@@ -12,7 +12,7 @@ import numpy as np
 from table import DTYPES
 
 from npnorm import reference
-from npnorm.cuda import driver, table
+from npnorm.cuda import driver, launch, table
 
 CURRENT = 64
 """The stream that the stand-ins of libraries work on."""
@@ -293,6 +293,7 @@ FUNCTIONS = ("device_of", "current", "on", "order", "allocate", "fill", "launch"
 def install(monkeypatch):
     """A recording driver in the place of npnorm's."""
     recording = Driver()
+    monkeypatch.setattr(launch, "_known", {})
     for name in FUNCTIONS:
         monkeypatch.setattr(driver, name, getattr(recording, name))
     return recording

@@ -10,7 +10,7 @@ from device import Interface, bounds
 from table import DTYPES, MIXED, NORMS, PARAMETERS, parameters, random
 from zoo import LAYOUTS, LEADS, byte_swapped
 
-import npnorm
+import npnorm.cuda
 from npnorm.cuda import DeviceArray
 
 pytestmark = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.name)
@@ -274,6 +274,23 @@ def test_statistics_are_computed_only_if_left_out(norm, gpu):
     assert not gpu.launches("forward")
     check(gpu, norm, "backward", {"dy": x, "x": x}, {})
     assert len(gpu.launches("forward")) == 1
+
+
+def test_again(norm, gpu, monkeypatch):
+    """Calls like one before, with other addresses, numbers and options, and more of them than are remembered."""
+    weight = random(24, seed=9)
+    for most in (4096, 2):
+        known = {}
+        monkeypatch.setattr("npnorm.cuda.launch.MOST_KNOWN", most)
+        monkeypatch.setattr("npnorm.cuda.launch._known", known)
+        for seed, (eps, offset, shift) in enumerate(itertools.product((1e-5, 0.5), (0.0, 0.5, 2.0), (0, 4, 1))):
+            base = random(6 * 24 + 8, seed=seed)
+            x, dy = base[shift : shift + 144].reshape(6, 24), random((6, 24), seed=seed + 50)
+            options = {"eps": eps, "weight_offset": offset}
+            check(gpu, norm, "", {"x": x, "weight": weight}, {**options, "return_stats": True})
+            check(gpu, norm, "add", {"x": x, "residual": dy, "weight": weight}, options)
+            check(gpu, norm, "backward", {"dy": dy, "x": x, "weight": weight}, options)
+        assert len(known) == (12 if most > 2 else 2)
 
 
 def test_layers(norm, gpu):

@@ -1,8 +1,9 @@
 """From a checked call to launches and back: allocates results, orders streams, and never waits for the device."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from .._checks import format_of
 from .._plan import Backward, Forward, Plan
 from . import driver, table
 from .arrays import DeviceArray
-from .layout import Axis, lead_axes, parts_of, width
+from .layout import ACCESS, Axis, lead_axes, parts_of, width
 from .results import empty, handed_over
 from .staging import Staging
 from .streams import LEGACY, stream_address
@@ -47,32 +48,44 @@ def _forward(
     stream: int,
 ) -> None:  # fmt: skip
     """One launch, or several if the rows of the arrays do not lie along two common axes."""
-    axes, staging = call.axes, Staging()
-    weight, bias = staging.vector(call.weight), staging.vector(call.bias)
-    arrays = [
-        staging.rows(call.x, axes),
-        staging.rows(call.residual, axes),
-        staging.rows(total, axes, written=True),
-        staging.rows(y, axes, written=True),
-    ]
-    lead = lead_axes(arrays, axes)
-    staging.begin(call.x, stream)
-    plan, rows, cols = _extent(call)
-    access = width(call.x, cols, arrays, lead, (weight, bias))
-    first = 0
-    for offsets, (outer, inner) in parts_of(lead, len(arrays), 2):
+    axes, staging, weight, bias = call.axes, None, call.weight, call.bias
+    arrays = [call.x, call.residual, total, y]
+    key = _key(call, (*arrays, weight, bias))
+    parts = _known.get(key)
+    if parts is None:
+        staging = Staging()
+        weight, bias = staging.vector(weight), staging.vector(bias)
+        arrays = [staging.rows(array, axes, written=i > 1) for i, array in enumerate(arrays)]
+        parts = _forward_parts(call, arrays, (weight, bias))
+        if not staging.size:
+            _remember(key, parts)
+        staging.begin(call.x, stream)
+    for offsets, first, what, numbers in parts:
         x_at, residual_at, total_at, y_at = map(_at, arrays, offsets)
-        count = outer[0] * inner[0]
         arguments = (
             *(x_at, residual_at, _at(weight), _at(bias), total_at, y_at),
-            *(_at(mean, 8 * first), _at(rstd, 8 * first), count, cols, inner[0]),
-            *_steps(arrays, outer, inner),
-            *(call.eps, call.weight_offset),
+            *(_at(mean, 8 * first), _at(rstd, 8 * first), *numbers, call.eps, call.weight_offset),
         )
-        what = table.forward_launch(plan, count, cols, access, bool(call.weight_offset))
         driver.launch(what, arguments, stream)
+    if staging is not None:
+        staging.end(stream)
+
+
+def _forward_parts(
+    call: Forward, arrays: Sequence[DeviceArray | None], vectors: Sequence[DeviceArray | None]
+) -> list[tuple[tuple[int, ...], int, table.Launch, tuple[int, ...]]]:
+    """Of each launch: offsets in bytes in the arrays, the first row, what is launched, arguments shapes decide."""
+    plan, _, cols = _extent(call)
+    lead = lead_axes(arrays, call.axes)
+    access = width(call.x, cols, arrays, lead, vectors)
+    found = []
+    first = 0
+    for offsets, (outer, inner) in parts_of(lead, len(arrays), 2):
+        count = outer[0] * inner[0]
+        what = table.forward_launch(plan, count, cols, access, bool(call.weight_offset))
+        found.append((offsets, first, what, (count, cols, inner[0], *_steps(arrays, outer, inner))))
         first += count
-    staging.end(stream)
+    return found
 
 
 def backward(call: Backward) -> tuple[Any, Any, Any]:
@@ -98,72 +111,116 @@ class Gradients:
     """What a backward call with rows and columns launches, and the scratch memory that it needs."""
 
     def __init__(self, call: Backward, outputs: Sequence[DeviceArray | None]) -> None:
-        self.call, self.staging = call, Staging()
-        plan, self.rows, self.cols = _extent(call)
-        dx, dweight, dbias = outputs
+        self.call, axes = call, call.axes
+        dx, self.dweight, self.dbias = outputs
+        self.weight, self.mean, self.rstd = call.weight, call.mean, call.rstd
+        self.arrays = [call.dy, call.x, call.dresidual, dx]
+        self.staging = staging = Staging()
+        key = _key(call, (*self.arrays, self.weight, self.mean, self.rstd, self.dweight, self.dbias))
+        known = _known.get(key)
+        if known is not None:
+            self.launches = known
+            self.memory = staging.room((known.parts.size,), BYTE)
+            return
+        plan, rows, cols = _extent(call)
         formats = [
             (format_of(out.dtype) if out else plan.weight or plan.x) if wanted else None
             for out, wanted in zip(outputs[1:], call.mask[1:], strict=True)
         ]
-        self.plan = plan._replace(dweight=formats[0], dbias=formats[1])
-        staging, axes = self.staging, call.axes
-        self.parts = table.workspace(self.plan, self.rows, self.cols)
-        self.memory = staging.room((self.parts.size,), BYTE)
-        self.weight = staging.vector(call.weight)
-        self.mean, self.rstd = staging.vector(call.mean, DOUBLE), staging.vector(call.rstd, DOUBLE)
-        self.dweight, self.dbias = (staging.vector(array, written=True) for array in (dweight, dbias))
-        self.arrays = [
-            staging.rows(call.dy, axes),
-            staging.rows(call.x, axes),
-            staging.rows(call.dresidual, axes),
-            staging.rows(dx, axes, written=True),
-        ]
-        self.lead = lead_axes(self.arrays, axes)
+        plan = plan._replace(dweight=formats[0], dbias=formats[1])
+        parts = table.workspace(plan, rows, cols)
+        self.memory = staging.room((parts.size,), BYTE)
+        size = staging.size
+        self.weight = staging.vector(self.weight)
+        self.mean, self.rstd = staging.vector(self.mean, DOUBLE), staging.vector(self.rstd, DOUBLE)
+        self.dweight, self.dbias = (staging.vector(array, written=True) for array in (self.dweight, self.dbias))
+        self.arrays = [staging.rows(array, axes, written=i == 3) for i, array in enumerate(self.arrays)]
+        lead = lead_axes(self.arrays, axes)
         # Several launches would add rows up in another order: copies keep the bits.
-        while len(self.lead) > 2:
+        while len(lead) > 2:
             present = [(i, array) for i, array in enumerate(self.arrays) if array is not None]
             worst, array = max(present, key=lambda item: len(lead_axes([item[1]], axes)))
             self.arrays[worst] = staging.stand_in(array, written=worst == 3)
-            self.lead = lead_axes(self.arrays, axes)
+            lead = lead_axes(self.arrays, axes)
+        access = width(call.x, cols, self.arrays, lead, (self.weight,))
+        ((_, (outer, inner)),) = parts_of(lead, 4, 2)
+        statistics = None
+        if parts.rstd is not None:
+            statistics = table.forward_launch(table.statistics_plan(plan), rows, cols, access)
+        partials = table.partials(plan, rows, cols)
+        self.launches = BackwardLaunches(
+            parts,
+            statistics,
+            table.backward_launches(plan, rows, cols, access, bool(call.weight_offset)),
+            [
+                (table.total_launch(plan, name, partials, cols), plan.dweight == name, plan.dbias == name)
+                for name in dict.fromkeys(name for name in formats if name)
+            ],
+            (rows, cols, inner[0]),
+            tuple(_steps(self.arrays, outer, inner)),
+            partials,
+        )
+        if staging.size == size:
+            _remember(key, self.launches)
 
     def launch(self, stream: int) -> None:
         """Statistics that are not given, then gradients by rows, then sums over rows."""
-        call, plan, parts = self.call, self.plan, self.parts
-        offset = bool(call.weight_offset)
+        call = self.call
+        parts, statistics, launches, totals, extent, steps, partials = self.launches
         self.staging.begin(call.x, stream, call.workspace)
-        access = width(call.x, self.cols, self.arrays, self.lead, (self.weight,))
-        ((_, (outer, inner)),) = parts_of(self.lead, 4, 2)
-        extent = self.rows, self.cols, inner[0]
-        steps = list(_steps(self.arrays, outer, inner))
         dy, x, dresidual, dx = map(_at, self.arrays)
-        mean, rstd = self._part(parts.mean), self._part(parts.rstd)
-        if parts.rstd is not None:
+        mean, rstd, sums, dweights, dbiases = (
+            0 if offset is None else self.memory.pointer + offset for offset in parts[:5]
+        )
+        if statistics is not None:
             arguments = (x, *5 * (0,), mean, rstd, *extent, *steps[2:4], *6 * (0,), call.eps, 0.0)
-            what = table.forward_launch(table.statistics_plan(plan), self.rows, self.cols, access)
-            driver.launch(what, arguments, stream)
-        sums, dweights, dbiases = map(self._part, (parts.sums, parts.dweight, parts.dbias))
+            driver.launch(statistics, arguments, stream)
         arguments = (
             *(dy, x, _at(self.weight), _at(self.mean) or mean, _at(self.rstd) or rstd, dresidual, dx),
             *(sums, dweights, dbiases, *extent, *steps, call.eps, call.weight_offset),
         )
-        for what in table.backward_launches(plan, self.rows, self.cols, access, offset):
+        for what in launches:
             driver.launch(what, arguments, stream)
-        self._add_up(dweights, dbiases, stream)
+        for what, of_dweight, of_dbias in totals:
+            dweight = _at(self.dweight) if of_dweight else 0
+            dbias = _at(self.dbias) if of_dbias else 0
+            driver.launch(what, (dweights, dbiases, dweight, dbias, partials, extent[1]), stream)
         self.staging.end(stream)
 
-    def _add_up(self, dweights: int, dbiases: int, stream: int) -> None:
-        """The sums over rows, in one launch if both have one format."""
-        plan, cols = self.plan, self.cols
-        partials = table.partials(plan, self.rows, cols)
-        for name in dict.fromkeys(name for name in (plan.dweight, plan.dbias) if name):
-            dweight = _at(self.dweight) if plan.dweight == name else 0
-            dbias = _at(self.dbias) if plan.dbias == name else 0
-            what = table.total_launch(plan, name, partials, cols)
-            driver.launch(what, (dweights, dbiases, dweight, dbias, partials, cols), stream)
 
-    def _part(self, offset: int | None) -> int:
-        """The address of a part of the workspace."""
-        return 0 if offset is None else self.memory.pointer + offset
+class BackwardLaunches(NamedTuple):
+    """What of a backward call follows from shapes, strides and formats."""
+
+    parts: table.Workspace
+    statistics: table.Launch | None
+    launches: tuple[table.Launch, ...]
+    totals: list[tuple[table.Launch, bool, bool]]
+    """Each launch that adds up sums, and whether it does so for dweight and for dbias."""
+    extent: tuple[int, int, int]
+    steps: tuple[int, ...]
+    partials: int
+
+
+_known: dict[Any, Any] = {}
+"""Launches of calls whose arrays are taken as they are, by all that they follow from: to find them takes 20 µs."""
+
+MOST_KNOWN = 4096
+
+
+def _key(call: Forward | Backward, arrays: Sequence[DeviceArray | None]) -> tuple[Any, ...]:
+    """What the launches of a call follow from. Of an address no more counts than where it lies in 16 bytes."""
+    return (
+        call.plan,
+        call.axes,
+        call.weight_offset == 0,
+        *[array and (array.shape, array.strides, array.dtype, array.pointer % ACCESS) for array in arrays],
+    )
+
+
+def _remember(key: tuple[Any, ...], launches: Any) -> None:
+    if len(_known) >= MOST_KNOWN:
+        _known.clear()
+    _known[key] = launches
 
 
 def _clear(call: Backward, gradients: Sequence[DeviceArray | None], stream: int) -> None:
@@ -208,7 +265,7 @@ def _extent(call: Forward | Backward) -> tuple[Plan, int, int]:
     plan, x = call.plan, call.x
     if call.weight is not None:
         plan = plan._replace(weight=format_of(call.weight.dtype))
-    cols = int(np.prod(x.shape[x.ndim - call.axes :], dtype=object))
+    cols = math.prod(x.shape[x.ndim - call.axes :])
     return plan, x.size // cols, cols
 
 
