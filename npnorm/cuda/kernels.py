@@ -1,5 +1,6 @@
 """The kernel of a spec, and the types of its arguments."""
 
+from .backward import make_backward, make_sums, make_total
 from .forward import make_forward
 from .table import Spec
 
@@ -16,7 +17,7 @@ SIGNATURES = {
 }
 """Addresses and integers, then eps and weight_offset."""
 
-MAKERS = {"forward": make_forward}
+MAKERS = {"forward": make_forward, "sums": make_sums, "backward": make_backward, "total": make_total}
 
 
 def make_kernel(spec: Spec, **options):

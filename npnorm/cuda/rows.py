@@ -119,7 +119,7 @@ def make_anyone(threads, rows):
 
         @device
         def anyone(flag):
-            return cuda.syncthreads_or(flag) != 0
+            return cuda.syncthreads_or(np.int32(1 if flag else 0)) != 0
 
     return anyone
 

@@ -77,8 +77,9 @@ class Spec(NamedTuple):
 
     @property
     def resident(self) -> int:
-        """Blocks that shall fit on a multiprocessor."""
-        return max(1, RESIDENT // self.block)
+        """Blocks that shall fit on a multiprocessor; half as many with float64 gradients."""
+        heavy = self.kind == "backward" and self.plan.double
+        return max(1, (RESIDENT // 2 if heavy else RESIDENT) // self.block)
 
 
 class Launch(NamedTuple):

@@ -148,7 +148,7 @@ class Shared:
         if size == 0:
             return block.dynamic.view(dtype_of(dtype))
         frame = sys._getframe(1)
-        key = frame.f_code.co_filename, frame.f_lineno
+        key = frame.f_code.co_filename, frame.f_lineno, frame.f_lasti
         if key not in block.arrays:
             block.arrays[key] = np.full(size, np.nan, dtype_of(dtype))
         return block.arrays[key]
