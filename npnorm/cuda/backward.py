@@ -61,7 +61,7 @@ def make_gather(spec, careful=True):
     )
     load_x, load_dy, load_weight = x_elements.load, dy_elements.load, weight_elements.load
     x_of, dy_of, weight_of = x_elements.number, dy_elements.number, weight_elements.number
-    dy_count, weight_count = dy_elements.words, weight_elements.words
+    dy_count = dy_elements.words
     get_x, get_dy, get_weight = (make_element(form, np.float64).get for form in (plan.x, plan.other, plan.weight))
     add_elements, add_products = make_chunk_sums(chunk, number, True)
     reduce_two = make_reduce(threads, rows, two)
@@ -98,18 +98,18 @@ def make_gather(spec, careful=True):
         for k in range(steps):
             j = (k * threads + thread) * chunk
             if j < limit:
-                at, dy_at, weight_at = 0, 0, 0
+                at, dy_at = 0, 0
                 if registers:
-                    at, dy_at, weight_at = 4 * k, dy_count * k, weight_count * k
+                    at, dy_at = 4 * k, dy_count * k
                 else:
                     load_x(words, 0, x_row, j, limit)
                     load_dy(dy_words, 0, dy_row, j, limit)
-                    if weighted:
-                        load_weight(weights, 0, weight, j, limit)
+                if weighted:
+                    load_weight(weights, 0, weight, j, limit)
                 for i in range(chunk):
                     g = dy_of(dy_words, dy_at, i)
                     if weighted:
-                        w = weight_of(weights, weight_at, i)
+                        w = weight_of(weights, 0, i)
                         if offset:
                             w = w + more
                         g = g * w
@@ -190,7 +190,8 @@ def make_gather(spec, careful=True):
 def make_apply(spec, wide, extreme):
     """A function that writes dx of a row, dresidual added, and adds to the sums of dweight and dbias.
 
-    Gradients are in the dtype `wide`. For `extreme` rows the chunks are read again: registers are scarce.
+    Gradients are in the dtype `wide`. For `extreme` rows the chunks are read again, and
+    the weight for every row, from the first cache: registers are scarce.
     """
     plan, chunk, threads = spec.plan, spec.chunk, spec.threads
     centered, offset, weighted = plan.centered, spec.offset, plan.weight is not None
@@ -206,7 +207,7 @@ def make_apply(spec, wide, extreme):
     x_of, dy_of, weight_of = x_elements.number, dy_elements.number, weight_elements.number
     load_x, load_dy, load_weight = x_elements.load, dy_elements.load, weight_elements.load
     dresidual_of, load_dresidual = dresidual_elements.number, dresidual_elements.load
-    dy_count, weight_count, dresidual_count = dy_elements.words, weight_elements.words, dresidual_elements.words
+    dy_count, dresidual_count = dy_elements.words, dresidual_elements.words
     write_dx = dx_elements.write
 
     @device
@@ -229,13 +230,13 @@ def make_apply(spec, wide, extreme):
         for k in range(steps):
             j = first + k * threads * chunk
             if j < limit:
-                at, dy_at, weight_at = 4 * k, dy_count * k, weight_count * k
+                at, dy_at = 4 * k, dy_count * k
                 if extreme:
-                    at, dy_at, weight_at = 0, 0, 0
+                    at, dy_at = 0, 0
                     load_x(words, 0, x_row, j, limit)
                     load_dy(dy_words, 0, dy_row, j, limit)
-                    if weighted:
-                        load_weight(weights, 0, weight, j, limit)
+                if weighted and written:
+                    load_weight(weights, 0, weight, j, limit)
                 if added:
                     load_dresidual(others, 0, dresidual_row, j, limit)
                 for i in range(chunk):
@@ -247,7 +248,7 @@ def make_apply(spec, wide, extreme):
                     normal = normal * r
                     if written:
                         if weighted:
-                            w = weight_of(weights, weight_at, i)
+                            w = weight_of(weights, 0, i)
                             if offset:
                                 w = w + more
                             g = g * wide(w)
@@ -316,9 +317,9 @@ def make_backward(spec, careful=True):
     x_elements, dy_elements, weight_elements = (
         make_elements(form, chunk, spec.width, number) for form in (plan.x, plan.other, plan.weight)
     )
-    load_x, load_dy, load_weight = x_elements.load, dy_elements.load, weight_elements.load
+    load_x, load_dy = x_elements.load, dy_elements.load
     dy_words_each, weight_words_each = dy_elements.words, weight_elements.words
-    word_count, dy_count, weight_count = 4 * vectors, dy_words_each * vectors, weight_words_each * vectors
+    word_count, dy_count, weight_count = 4 * vectors, dy_words_each * vectors, weight_words_each
     sums_count = vectors * chunk
     weight_sums, bias_sums = sums_count if sum_weight else 1, sums_count if sum_bias else 1
     shared_size = 1 if looped else exchange_size(threads, together)
@@ -383,11 +384,6 @@ def make_backward(spec, careful=True):
         if looped:
             first = (block * threads + thread) * chunk
             block, blocks = np.int64(cuda.blockIdx.y), np.int64(cuda.gridDim.y)
-        if weighted:
-            for k in range(vectors):
-                j = first + k * threads * chunk
-                if j < cols:
-                    load_weight(weights, weight_words_each * k, weight, j, cols)
         base = block * together
         while base < rows:
             row = base + group
