@@ -196,15 +196,16 @@ def plan_backward(
         or weight_format == "float64"  # dweight's dtype; wanted or not, so that dx has the same bits
     )
     eps = checked_eps(eps, centered, x_format)
-    inputs = {"dy": dy, "x": x, "weight": weight, "mean": mean, "rstd": rstd, "dresidual": dresidual}
-    given = {f"out[{i}]": array for i, array in enumerate(outputs)}
-    if stream is not None or not {type(array) for array in (*inputs.values(), *outputs)} <= HOST:
-        check_side({**inputs, **given}, stream)
-    workspace = checked_workspace(workspace, x)
-    if workspace is not None:
+    types = {type(dy), type(x), type(weight), type(mean), type(rstd), type(dresidual), *map(type, outputs)}
+    if stream is not None or workspace is not None or not types <= HOST:
+        given = {f"out[{i}]": array for i, array in enumerate(outputs)}
+        given |= {"dy": dy, "x": x, "weight": weight, "mean": mean, "rstd": rstd, "dresidual": dresidual}
+        check_side(given, stream)
+        workspace = checked_workspace(workspace, x)
         check_side({"x": x, "workspace": workspace}, stream)
-        check_overlap("workspace", workspace, {**inputs, **given}, ())
+        check_overlap("workspace", workspace, given, ())
     if out is not None:
+        inputs = {"dy": dy, "x": x, "weight": weight, "mean": mean, "rstd": rstd, "dresidual": dresidual}
         check_overlap("out[0]", outputs[0], inputs, ("dy", "x", "dresidual"))
         check_overlap("out[1]", outputs[1], {**inputs, "out[0]": outputs[0]}, ())
         check_overlap(

@@ -143,6 +143,7 @@ def test_how_many_launches(norm, gpu):
         (base, 1, 0),
         (base[:, ::2], 1, 0),
         (base[:, ::2, :, 1], 1, 0),
+        (base[:, :1], 1, 0),
         (base[:, ::2, ::2, 1:3], 3 * 2, 2),
         (base.transpose(2, 0, 1, 3, 4), 5, 2),
         (base.transpose(3, 2, 1, 0, 4), 6 * 5, 2),
