@@ -36,6 +36,12 @@ def is_ordinary(rstd, mean_g, mean_gx, limit):
     return 1.0 / limit < rstd and rstd < limit and abs(mean_g) < limit and abs(mean_gx) < limit
 
 
+@device
+def shrinking(rstd):
+    """A scale with which no difference of two of a row's largest numbers overflows, nor the smallest vanish."""
+    return 0.25 if rstd < 1.0 else 1.0
+
+
 def limit_of(plan):
     return LIMIT_DOUBLE if plan.double else LIMIT
 
@@ -132,6 +138,7 @@ def make_gather(spec, careful=True):
         x_row, dy_row, weight, own, shared, thread, group, limit, count, inverse, high, low, rstd, weight_offset
     ):
         total, error, product, product_error = 0.0, 0.0, 0.0, 0.0
+        shrink = shrinking(rstd)
         for i in range(own):
             j = place(i, thread)
             if j < limit:
@@ -142,7 +149,7 @@ def make_gather(spec, careful=True):
                         w = np.float64(number(w) + number(weight_offset))
                     g = g * w
                 total, error = add_exactly(total, error, g)
-                normal = ((get_x(x_row, j) - high) - low) * rstd
+                normal = ((get_x(x_row, j) * shrink - high * shrink) - low * shrink) * (rstd / shrink)
                 product, product_error = add_exactly(product, product_error, g * normal)
         a, b = reduce_two(
             compensated(total, error), compensated(product, product_error), shared, thread, group, count, inverse, 0.0
@@ -224,6 +231,10 @@ def make_apply(spec, wide, extreme):
     ):  # fmt: skip
         """dx = (g - mean(g) - x̂·mean(g·x̂))·rstd + dresidual; dweight += dy·x̂, dbias += dy. Chunk k is columns first + k·threads·chunk and on."""
         m, rest, r, m_g, m_gx = wide(high), wide(low), wide(rstd), wide(mean_g), wide(mean_gx)
+        shrink, factor = r, r
+        if extreme:
+            shrink = shrinking(rstd)
+            m, rest, factor = m * shrink, rest * shrink, r / shrink
         more = number(weight_offset)
         numbers = cuda.local.array(chunk, kind)
         others = cuda.local.array(dresidual_count, uint32)
@@ -243,9 +254,11 @@ def make_apply(spec, wide, extreme):
                     d = dy_of(dy_words, dy_at, i)
                     normal = wide(x_of(words, at, i))
                     g = wide(d)
+                    if extreme:
+                        normal = normal * shrink
                     if centered:
                         normal = (normal - m) - rest
-                    normal = normal * r
+                    normal = normal * factor
                     if written:
                         if weighted:
                             w = weight_of(weights, 0, i)
