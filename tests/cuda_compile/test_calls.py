@@ -41,6 +41,7 @@ def test_calls(gpu, dtype, cols):
         _, signature = make_kernel(launch.spec)
         given = [types.float64 if type(argument) is float else types.int64 for argument in arguments]
         assert given == list(signature)
-    for spec, _ in kinds.values():
+    # Compilation takes seconds; the launch table's kernels are compiled in test_compile.py.
+    for spec, _ in kinds.values() if dtype == "float32" else ():
         cubin = cache.cubin(spec, (9, 0))
         assert cubin.code[:4] == b"\x7fELF" and cubin.name
