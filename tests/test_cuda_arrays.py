@@ -89,6 +89,21 @@ def test_dlpack(dtype, versioned):
         assert device_array("x", value).readonly
 
 
+def test_dlpack_with_an_offset():
+    array = random((4, 6))
+    capsule = dlpack.write(array, address(array), (4, 5), array.strides, array.dtype, (2, 0), False, False)
+    dlpack._Managed.from_address(dlpack._pointer(capsule, b"dltensor")).tensor.byte_offset = 4
+
+    class Exporter:
+        def __dlpack_device__(self):
+            return 2, 0
+
+        def __dlpack__(self, *, stream):
+            return capsule
+
+    assert device_array("x", Exporter()).pointer == address(array[:, 1:])
+
+
 def test_dlpack_keeps_memory_alive():
     base = random((4, 6))
     before = base.copy()
