@@ -1,6 +1,7 @@
 """RMSNorm and a SiLU gate in one kernel: y = x·rstd·weight · gate/(1 + exp(-gate)), as in gated attention and Mamba-2.
 
-Two kernels would write the norm to memory and read it again: five passes over memory, this takes three. Run it on a machine with an
+Two kernels would write the norm to memory and read it again: five passes over memory, this takes three. Run it on
+a machine with an
 NVIDIA GPU and numba-cuda (`pip install npnorm[cu13]`):
 
     python examples/cuda_gated_norm.py

@@ -31,7 +31,8 @@ class Compiled(NamedTuple):
 
 def compile_spec(spec: Spec, capability: tuple[int, int]) -> Compiled:
     """Compile a kernel of the launch table."""
-    return compile_kernel(*make_kernel(spec), capability, spec.block, spec.resident)
+    function, signature = make_kernel(spec)
+    return compile_kernel(function, signature, capability, spec.block, spec.resident)
 
 
 def compile_kernel(
@@ -54,7 +55,12 @@ def compile_kernel(
 
 
 def link(
-    function: Any, signature: tuple[Any, ...], capability: tuple[int, int], threads: int, resident: int, ptx: bool = False
+    function: Any,
+    signature: tuple[Any, ...],
+    capability: tuple[int, int],
+    threads: int,
+    resident: int,
+    ptx: bool = False,
 ) -> tuple[bytes, str]:
     """A cubin, or PTX to read, and the compiler's log."""
     code, _ = cuda.compile(

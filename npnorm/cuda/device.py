@@ -1,12 +1,15 @@
 """Building blocks for your own ``@cuda.jit`` kernels: the parts that npnorm's kernels are made of.
 
-A norm rarely stands alone: what follows it (a gate, a rotation, a cast) often reads what it has just written. `make_norm` gives
+A norm rarely stands alone: what follows it (a gate, a rotation, a cast) often reads what it has just written.
+`make_norm` gives
 you device functions with which a kernel of your own reads a row once, normalizes it in registers, does its part, and
 writes once. They are compiled into your kernel, so nothing is called at run time.
 
 One row is shared by ``threads`` threads: a power of two up to 32, or a multiple of 32. A row is cut into chunks of
-16 bytes; chunk ``k`` of a thread begins at column ``(k * threads + thread) * chunk``, where ``thread`` numbers the threads of a row.
-``vectors`` chunks a thread are held in registers, so a row has up to ``threads * vectors * chunk`` columns. Rows begin at
+16 bytes; chunk ``k`` of a thread begins at column ``(k * threads + thread) * chunk``, where ``thread`` numbers the
+threads of a row.
+``vectors`` chunks a thread are held in registers, so a row has up to ``threads * vectors * chunk`` columns. Rows
+begin at
 multiples of 16 bytes, and ``chunk`` divides the number of columns.
 
 >>> from npnorm.cuda.device import make_norm                             # doctest: +SKIP
@@ -58,13 +61,15 @@ class Norm(NamedTuple):
     read: Any
     """``read(words, row, thread, cols)``: a thread's part of a row."""
     statistics: Any
-    """``statistics(words, shared, thread, group, cols, eps) -> high, low, rstd``, float64: the mean as a pair, 0 without one.
+    """``statistics(words, shared, thread, group, cols, eps) -> high, low, rstd``, float64: the mean as a pair, 0
+    without one.
 
     Right for rows whose variance plus eps lies within 2^-90 and 2^90 (2^-900 and 2^900 in float64). `group` numbers the
     rows of a block. Threads without a row pass cols = 0.
     """
     normalized: Any
-    """``normalized(number, high, low, rstd)``: ((number - high) - low)·rstd, for the three rounded to the number's dtype."""
+    """``normalized(number, high, low, rstd)``: ((number - high) - low)·rstd, for the three rounded to the number's
+    dtype."""
 
 
 def make_vectors(format, chunk=None, number=np.float32):
@@ -75,7 +80,8 @@ def make_vectors(format, chunk=None, number=np.float32):
     format : str
         The format in memory.
     chunk : int, optional
-        Elements that a thread takes at once, a power of two; 16 bytes of them if left out. Give the `chunk` of x for arrays of other
+        Elements that a thread takes at once, a power of two; 16 bytes of them if left out. Give the `chunk` of x
+        for arrays of other
         formats that go along with it.
     number : type
         ``np.float32`` or ``np.float64``: what elements become.
@@ -104,7 +110,8 @@ def make_sum(threads, rows=1, values=1):
     Returns
     -------
     function, int
-        ``add(a, b, shared, thread, group) -> a, b`` gives the sums to all threads (b is left alone for one value). All threads of a
+        ``add(a, b, shared, thread, group) -> a, b`` gives the sums to all threads (b is left alone for one value).
+        All threads of a
         block call it together. ``shared`` is a shared array of float64, of the size that comes second.
     """
     _check_threads(threads)
@@ -139,7 +146,8 @@ def make_norm(format, threads, vectors, centered=True, rows=1):
 
     Notes
     -----
-    Statistics as npnorm's own kernels have them: sums of float32 numbers are compensated, the variance is found in a second pass around
+    Statistics as npnorm's own kernels have them: sums of float32 numbers are compensated, the variance is found in
+    a second pass around
     the mean, and the mean is a pair.
     """
     _check_threads(threads)
@@ -176,6 +184,4 @@ def make_norm(format, threads, vectors, centered=True, rows=1):
 
 def _check_threads(threads):
     if threads < 1 or threads > 1024 or (threads & (threads - 1) if threads <= WARP else threads % WARP):
-        raise ValueError(
-            f"`threads` must be a power of two up to 32, or a multiple of 32 up to 1024; got {threads!r}"
-        )
+        raise ValueError(f"`threads` must be a power of two up to 32, or a multiple of 32 up to 1024; got {threads!r}")

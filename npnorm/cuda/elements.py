@@ -26,7 +26,8 @@ STORE = {4: vectors.store4, 8: vectors.store8, 16: vectors.store16}
 
 
 class Elements(NamedTuple):
-    """Device functions for the chunks of arrays of one format. An array that is absent has functions that are not used."""
+    """Device functions for the chunks of arrays of one format. An array that is absent has functions that are not
+    used."""
 
     words: int
     """Words of a chunk."""
@@ -45,7 +46,8 @@ class Elements(NamedTuple):
 
 
 def make_elements(form, chunk, width, number):
-    """Functions for a format (None as float32), `chunk` elements at a time, accessed `width` at a time, in the dtype `number`.
+    """Functions for a format (None as float32), `chunk` elements at a time, accessed `width` at a time, in the
+    dtype `number`.
 
     With width == chunk every chunk that begins in a row ends in it, and nothing is masked.
     """
@@ -234,4 +236,3 @@ def row_start(base, row, inner, outer_stride, inner_stride, size):
     """The address of a row: row // inner steps of one stride and row % inner of the other, in elements."""
     step = row // inner
     return base + (step * outer_stride + (row - step * inner) * inner_stride) * size
-

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .elements import add_exactly, make_element
-from .rows import largest, make_reduce, mean_of_pair, pair, rstd_of_squares, two
-from .vectors import device, fma, reciprocal_root
+from .rows import largest, make_reduce, mean_of_pair, pair, rstd_of_squares
+from .vectors import device, reciprocal_root
 
 
 class Extreme(NamedTuple):
@@ -59,7 +59,7 @@ def make_extreme(spec):
             if j < limit:
                 most = max(most, abs(get(row, j)))
         most, _ = reduce_largest(most, 0.0, shared, thread, group, count, inverse, eps)
-        if 0.0 < most and most < math.inf:
+        if most > 0.0 and most < math.inf:
             _, exponent = math.frexp(most)
             return math.ldexp(1.0, max(-1000, min(1000, -exponent)))
         return 1.0

@@ -24,7 +24,9 @@ def make_read(spec):
     plan, chunk, threads = spec.plan, spec.chunk, spec.threads
     registers, shared, added = spec.mode == "registers", spec.mode == "shared", plan.other is not None
     # A half-precision x and another format are added in float64, so that the sum is rounded once.
-    wide = np.float64 if "float64" in (plan.x, plan.other) or (plan.x in HALVES and plan.other != plan.x) else np.float32
+    wide = (
+        np.float64 if "float64" in (plan.x, plan.other) or (plan.x in HALVES and plan.other != plan.x) else np.float32
+    )
     kind = TYPES[wide]
     x_elements = make_elements(plan.x, chunk, spec.width, wide)
     residual_elements = make_elements(plan.other, chunk, spec.width, wide)
@@ -105,10 +107,7 @@ def make_write(spec, number):
                         w = weight_of(weights, weight_at, i)
                         if offset:
                             w = w + more
-                        if biased:
-                            d = fma(d, w, bias_of(biases, bias_at, i))
-                        else:
-                            d = d * w
+                        d = fma(d, w, bias_of(biases, bias_at, i)) if biased else d * w
                     elif biased:
                         d = d + bias_of(biases, bias_at, i)
                     numbers[i] = d
@@ -128,12 +127,11 @@ def make_forward(spec, careful=True):
     registers, ahead = spec.mode == "registers", reads_ahead(spec)
     vectors = max(1, spec.vectors)
     held = vectors if ahead else 1
-    weighted, biased, added, written = (
-        given is not None for given in (plan.weight, plan.bias, plan.other, plan.out)
-    )
-    x_double, centered = plan.x == "float64", plan.centered
+    weighted, biased, added, written = (given is not None for given in (plan.weight, plan.bias, plan.other, plan.out))
+    x_double = plan.x == "float64"
     keep_rstd, keep_mean = plan.rstd is not None, plan.mean is not None
-    number = np.float64 if plan.double else np.float32
+    double = plan.double
+    number = np.float64 if double else np.float32
     # The numbers x and the sums over it are in; y may need better statistics than float32 sums give.
     sums = np.float64 if x_double else np.float32
     refining = not x_double and (plan.double or (plan.x in HALVES and plan.out == "float32"))
@@ -212,7 +210,7 @@ def make_forward(spec, careful=True):
                 kept_mean = exact
                 if refining:
                     high, low, r = exact, rest, kept_rstd
-                    if not plan_double:
+                    if not double:
                         low = (high - np.float64(np.float32(high))) + low
                         ordinary = is_ordinary(variance, limit_of_variance)
             scale = 1.0
@@ -241,5 +239,4 @@ def make_forward(spec, careful=True):
                     )  # fmt: skip
             base += np.int64(cuda.gridDim.x) * together
 
-    plan_double = plan.double
     return forward

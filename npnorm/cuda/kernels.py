@@ -1,8 +1,10 @@
 """The kernel of a spec, and the types of its arguments."""
 
-from .backward import make_backward, make_sums, make_total
+from .backward import make_backward
 from .forward import make_forward
+from .sums import make_sums
 from .table import Spec
+from .total import make_total
 
 try:
     from numba.cuda.types import float64, int64

@@ -47,9 +47,12 @@ def as_they_are(a, b, count, inverse, eps):
 def make_reduce(threads, rows, combine, finish=as_they_are):
     """A function that combines the float64 values a and b of all threads of a row, in an order fixed by `threads`.
 
-    Lanes of one warp exchange values. In more warps the first one takes the values of all, then the result is read by all:
-    that costs the others hardly an instruction. `finish` is applied to the result by those who have it first. `shared` has
-    `exchange_size` float64; its parts for values and for the result are apart, so that the next reduction may follow at once.
+    Lanes of one warp exchange values. In more warps the first one takes the values of all, then the result is read
+    by all:
+    that costs the others hardly an instruction. `finish` is applied to the result by those who have it first.
+    `shared` has
+    `exchange_size` float64; its parts for values and for the result are apart, so that the next reduction may
+    follow at once.
     """
     second = combine is two or combine is pair
     warps = threads // WARP
@@ -106,7 +109,8 @@ def exchange_size(threads, rows):
 
 
 def make_anyone(threads, rows):
-    """A function that tells whether a flag is True for any of the rows whose threads go the same way through a kernel."""
+    """A function that tells whether a flag is True for any of the rows whose threads go the same way through a
+    kernel."""
     if threads <= WARP:
         return any_lane
     if rows == 1:
@@ -165,7 +169,8 @@ def is_ordinary(variance, limit):
 def make_chunk_sums(chunk, number, plainly):
     """Functions that add up a chunk: to the pair (total, error), its elements, or the products of two chunks.
 
-    Elements are added exactly; `plainly` adds those of a chunk as they are, for numbers of half precision, where next to
+    Elements are added exactly; `plainly` adds those of a chunk as they are, for numbers of half precision, where
+    next to
     nothing is lost of 8 of them in float32.
     """
     half, kind = chunk // 2, TYPES[number]

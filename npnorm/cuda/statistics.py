@@ -25,18 +25,21 @@ except ImportError:
 
 
 class Statistics(NamedTuple):
-    """Device functions that all threads of a row call together. `row` is its address; those with steps = 0 add nothing."""
+    """Device functions that all threads of a row call together. `row` is its address; those with steps = 0 add
+    nothing."""
 
     mean: Any
     """mean(words, row, steps, shared, thread, group, limit, count, inverse): the mean as a pair."""
     rstd: Any
     """rstd(..., eps, high, low): 1/sqrt(var + eps) and var + eps."""
     refined: Any
-    """refined(..., eps, mean): high, low, rstd and var + eps in float64 all through, from a mean that is nearly right."""
+    """refined(..., eps, mean): high, low, rstd and var + eps in float64 all through, from a mean that is nearly
+    right."""
 
 
 def make_source(spec):
-    """A function fetch(words, row, k, thread, limit) -> (at, j): chunk k of a thread is words[at:], and columns j and on.
+    """A function fetch(words, row, k, thread, limit) -> (at, j): chunk k of a thread is words[at:], and columns j
+    and on.
 
     The chunk is in registers, is read from shared memory, or from the row's address. Only j < limit is there.
     """

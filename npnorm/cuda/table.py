@@ -179,7 +179,8 @@ def workspace(plan: Plan, rows: int, cols: int) -> Workspace:
     for size in sizes:
         places.append(None if size is None else end)
         end += -(-(size or 0) // ALIGNMENT) * ALIGNMENT
-    return Workspace(*places, end)
+    mean, rstd, sums, dweight, dbias = places
+    return Workspace(mean, rstd, sums, dweight, dbias, end)
 
 
 def workspace_bytes(plan: Plan, rows: int, cols: int) -> int:

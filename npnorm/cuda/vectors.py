@@ -160,9 +160,7 @@ else:
     as_word = _conversion(types.uint32, (types.float32,), lambda b, number: b.bitcast(number, _I32))
     low_half = _conversion(types.float32, (types.uint32,), _half)
     high_half = _conversion(types.float32, (types.uint32,), lambda b, word: _half(b, b.lshr(word, _I32(16))))
-    low_bfloat = _conversion(
-        types.float32, (types.uint32,), lambda b, word: b.bitcast(b.shl(word, _I32(16)), _F32)
-    )
+    low_bfloat = _conversion(types.float32, (types.uint32,), lambda b, word: b.bitcast(b.shl(word, _I32(16)), _F32))
     high_bfloat = _conversion(
         types.float32, (types.uint32,), lambda b, word: b.bitcast(b.and_(word, _I32(0xFFFF0000)), _F32)
     )

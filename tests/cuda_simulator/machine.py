@@ -1,7 +1,8 @@
 """A small GPU: runs a kernel's Python function on threads that take turns.
 
-Numba's simulator has no warp operations. This has them, and is stricter: a thread runs until its next barrier or shuffle and
-then hands over to the next one, from the last to the first, so that a missing barrier shows; lanes that do not all reach a
+Numba's simulator has no warp operations. This has them, and is stricter: a thread runs until its next barrier or
+shuffle and
+then hands over to the next one, so that a missing barrier shows; lanes that do not all reach a
 shuffle, threads that do not all reach a barrier, and shared memory that is read before it is written are errors.
 """
 
@@ -25,7 +26,10 @@ class Stopped(Exception):
 
 
 class Block:
-    """The threads of a block, of which one runs at a time."""
+    """The threads of a block, of which one runs at a time: in one block from the first to the last, in the next
+    the other way."""
+
+    descending = False
 
     def __init__(self, function, arguments, index, grid, count, shared_bytes, place):
         self.count, self.shared_bytes, self.place = count, shared_bytes, place
@@ -63,7 +67,10 @@ class Block:
     def simulate(self):
         for thread in self.threads:
             thread.start()
-        order = range(self.count - 1, -1, -1)
+        order = range(self.count)
+        if Block.descending:
+            order = order[::-1]
+        Block.descending = not Block.descending
         for number in order:
             self.resume(number)
         while self.error is None and any(state != "done" for state in self.waiting):
@@ -138,7 +145,11 @@ class Lanes:
 
 class Local:
     def array(self, size, dtype):
-        return np.full(size, 0xDEAD, dtype_of(dtype)) if dtype_of(dtype).kind == "u" else np.full(size, np.nan, dtype_of(dtype))
+        return (
+            np.full(size, 0xDEAD, dtype_of(dtype))
+            if dtype_of(dtype).kind == "u"
+            else np.full(size, np.nan, dtype_of(dtype))
+        )
 
 
 class Shared:

@@ -49,7 +49,9 @@ class Placed(NamedTuple):
     def where(self):
         offset = (self.view.__array_interface__["data"][0] - self.base.ctypes.data) // self.base.itemsize
         places = offset + np.arange(self.view.shape[1])[None, :]
-        rows = np.array([self.row(r) for r in range(len(self.view))])[:, None] if len(self.view) else np.zeros((0, 1), int)
+        rows = (
+            np.array([self.row(r) for r in range(len(self.view))])[:, None] if len(self.view) else np.zeros((0, 1), int)
+        )
         return (rows + places).ravel()
 
     def row(self, r):
@@ -57,10 +59,12 @@ class Placed(NamedTuple):
 
 
 INNER = 2
+PLAIN = Shape()
 
 
 def place(array, layout, aligned):
-    """Rows 2 by 2: contiguous, or with poison between rows and pairs of rows; `aligned` elements divide every address."""
+    """Rows 2 by 2: contiguous, or with poison between rows and pairs of rows; `aligned` elements divide every
+    address."""
     rows, cols = array.shape
     gap = 0 if layout == "plain" else aligned * (3 if aligned > 1 else 5)
     start = 0 if layout == "plain" else aligned
@@ -137,7 +141,7 @@ def run(spec, grid, shared, arguments):
 
 def forward(
     x, weight=None, bias=None, *, centered=True, residual=None, eps=1e-5, weight_offset=0.0, rounding=False, out=None,
-    stats=False, written=True, in_place=False, shape=Shape(),
+    stats=False, written=True, in_place=False, shape=PLAIN,
 ):  # fmt: skip
     """y, residual_out, mean and rstd of one launch."""
     simulated.MEMORY.clear()
@@ -174,13 +178,19 @@ def forward(
 
 def backward(
     dy, x, weight=None, *, centered=True, mean=None, rstd=None, eps=1e-5, weight_offset=0.0, dresidual=None,
-    mask=(True, True, True), gradient=None, shape=Shape(), partials=2,
+    mask=(True, True, True), gradient=None, shape=PLAIN, partials=2,
 ):  # fmt: skip
-    """The gradients, of launches as the host makes them; partial sums are added up by NumPy unless `gradient` is a kernel's."""
+    """The gradients, of launches as the host makes them; partial sums are added up by NumPy unless `gradient` is a
+    kernel's."""
     rows, cols = x.shape
     if rstd is None:
         _, _, mean, rstd = forward(
-            x, centered=centered, eps=eps, stats=True, written=False, shape=shape._replace(rows=max(1, 32 // shape.threads))
+            x,
+            centered=centered,
+            eps=eps,
+            stats=True,
+            written=False,
+            shape=shape._replace(rows=max(1, 32 // shape.threads)),
         )
     simulated.MEMORY.clear()
     parameter = np.dtype(gradient or (x if weight is None else weight).dtype)

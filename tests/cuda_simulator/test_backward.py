@@ -3,15 +3,15 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from bounds import LARGEST, as_rows, assert_same_bits, check_backward, check_sum, dbias_bound, normalize
 from machine import run
 from support import Shape, backward, forward
-from test_forward import chunk, dtypes, norms
-
-from bounds import LARGEST, as_rows, assert_same_bits, check_backward, check_sum, dbias_bound, normalize
-from npnorm._plan import Plan
-from npnorm.cuda import kernels, simulated, table
 from table import DTYPES, random
 from test_adversarial import KINDS, rows_of
+from test_forward import chunk, dtypes, norms
+
+from npnorm._plan import Plan
+from npnorm.cuda import kernels, simulated, table
 
 OPTIONS = {
     "plain": {},
@@ -37,9 +37,7 @@ def inputs(dtype, cols, rows=5, weight=False, dresidual=False, other=False, **op
 
 
 def check(norm, gradients, dy, x, eps=1e-5, weight=None, weight_offset=0.0, dresidual=None, **_):
-    check_backward(
-        norm, gradients, dy, x, weight, eps=eps, weight_offset=weight_offset, dresidual=dresidual
-    )
+    check_backward(norm, gradients, dy, x, weight, eps=eps, weight_offset=weight_offset, dresidual=dresidual)
 
 
 @norms
@@ -104,7 +102,9 @@ def test_many_warps(norm, dtype):
 def test_tails(norm, dtype):
     for cols in range(1, 2 * chunk(dtype) + 2):
         dy, x, options = inputs(dtype, cols, rows=2, weight=True)
-        gradients = backward(dy, x, centered=norm.centered, **options, shape=Shape(2, 2, width=1, layout="lead"), partials=1)
+        gradients = backward(
+            dy, x, centered=norm.centered, **options, shape=Shape(2, 2, width=1, layout="lead"), partials=1
+        )
         check(norm, gradients, dy, x, **options)
         if cols == 1 and norm.centered:
             np.testing.assert_array_equal(gradients.dx, np.zeros_like(x))
@@ -183,7 +183,9 @@ def test_total(gradient):
     values[30] *= -1e4
     simulated.MEMORY.clear()
     out = np.full(cols, np.nan, DTYPES[gradient])
-    run(kernels.make_kernel(launch.spec)[0], launch, (0, simulated.held(values), 0, simulated.held(out), partials, cols))
+    run(
+        kernels.make_kernel(launch.spec)[0], launch, (0, simulated.held(values), 0, simulated.held(out), partials, cols)
+    )
     check_sum(out, as_rows(values, -1), dbias_bound(as_rows(values, -1)), "dbias")
 
 

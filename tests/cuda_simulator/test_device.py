@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import support  # noqa: F401  it installs the simulated GPU
 from machine import FakeCUDA, run
+from table import random
 
 from npnorm.cuda import device, simulated
 from npnorm.cuda.table import Launch
-from table import random
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cuda_gated_norm.py"
 

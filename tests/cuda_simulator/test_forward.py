@@ -4,12 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
-from support import Shape, forward
-
 from bounds import SMALLEST, assert_same_bits, check_forward, check_statistics
-from npnorm._results import LayerNormResult, RMSNormResult
+from support import Shape, forward
 from table import DTYPES, NORMS, random
 from test_adversarial import KINDS, rows_of
+
+from npnorm._results import LayerNormResult, RMSNormResult
 
 norms = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.name)
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
