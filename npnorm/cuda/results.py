@@ -8,8 +8,6 @@ import numpy as np
 from . import driver
 from .arrays import DeviceArray
 
-ALIGNMENT = 256  # bytes, of every piece of scratch memory
-
 
 def empty(like: DeviceArray, shape: tuple[int, ...], dtype: np.dtype, stream: int) -> DeviceArray:
     """A new array on the device of another, in its library: `owner` is that library's array."""
