@@ -1,7 +1,9 @@
 """What the compiler makes of the kernels of the launch table, for three generations of GPUs. No GPU is needed."""
 
+import importlib.util
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +13,10 @@ pytest.importorskip("cuda.bindings", reason="needs the extra cu13")
 pytest.importorskip("numba_cuda", reason="needs the extra cu13")
 
 from npnorm.cuda import table  # noqa: E402
-from npnorm.cuda.compile import compile_spec, link  # noqa: E402
+from npnorm.cuda.compile import compile_kernel, compile_spec, link  # noqa: E402
 from npnorm.cuda.kernels import make_kernel  # noqa: E402
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "cuda_gated_norm.py"
 CAPABILITIES = [(8, 0), (9, 0), (10, 0)]
 
 SCALAR_DOUBLES = {"forward": 120, "backward": 120, "sums": 60, "total": 0}
@@ -160,3 +163,17 @@ def test_names_are_of_one_kernel():
     first, second = (compile_spec(LAUNCHES[name].spec, (9, 0)) for name in ("total", "total"))
     assert first.cubin == second.cubin
     assert first.name == second.name
+
+
+def test_example():
+    """The fused kernel of the documentation holds its row in registers, and reads and writes 16 bytes at a time."""
+    specification = importlib.util.spec_from_file_location("cuda_gated_norm", EXAMPLE)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    for format in ("float16", "bfloat16"):
+        function = module.make_gated_norm(format, 256, 2)
+        compiled = compile_kernel(function, module.SIGNATURE, (9, 0), 256, 4)
+        assert compiled.spills == compiled.stack == 0
+        found = operations(link(function, module.SIGNATURE, (9, 0), 256, 4, True)[0].decode(errors="replace"))
+        assert found["ld.global.v4.u32"] == 6
+        assert found["st.global.v4.u32"] == 2
