@@ -14,7 +14,7 @@ extras = $(addprefix $(VENV)/extra-,$(1))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo train test lint docs dist-check bench bench-history peers targets sweep clean
+.PHONY: help demo train test test-cuda lint docs dist-check bench bench-history peers targets sweep clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +27,9 @@ train: $(call extras,example) ## train a small GPT in plain NumPy: 2 minutes
 
 test: $(call extras,test example) $(VENV)/model ## run the tests and the doctests
 	@$(BIN)/python -m pytest -n $(WORKERS)
+
+test-cuda: $(call extras,test cu13) ## compile the CUDA kernels and test what comes out: no GPU is needed
+	@$(BIN)/python -m pytest -n $(WORKERS) tests/cuda_compile
 
 lint: $(call extras,lint) ## run ruff and mypy
 	@$(BIN)/ruff check

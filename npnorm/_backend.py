@@ -1,16 +1,28 @@
-"""The backends, which do what a plan says."""
+"""The backends, which do what a plan says: one for NumPy arrays, one for arrays on a CUDA device."""
 
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from ._checks import is_dask
 from ._locks import importing_or_compiling
+from ._results import Checked
 
 loaded: ModuleType | None = None
 """The backend of NumPy arrays, once it has been imported."""
 
 
-def backend() -> ModuleType:
+def backend(x: Checked) -> ModuleType:
+    """The backend of a checked x."""
+    if type(x) is np.ndarray:
+        return host_backend()
+    from .cuda import launch
+
+    return launch
+
+
+def host_backend() -> ModuleType:
     """The backend of NumPy arrays, imported at the first right call: it brings Numba."""
     global loaded
     if loaded is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ._results import Array
+from ._results import Checked
 
 FORMATS: dict[np.dtype[Any], str] = {
     np.dtype(order + code): name
@@ -27,29 +27,48 @@ def format_of(dtype: np.dtype[Any]) -> str | None:
     return name
 
 
-def checked_array(name: str, value: Any) -> tuple[Array, str]:
-    """The value as a plain NumPy array of a supported dtype, not copied if it is an array, and its format."""
+def checked_array(name: str, value: Any) -> tuple[Checked, str]:
+    """The value as a plain NumPy array of a supported dtype, not copied if it is an array, and its format.
+
+    What lies on a CUDA device comes as a `DeviceArray` of the same memory.
+    """
     if type(value) is not np.ndarray:
-        if _is_masked(value):
-            raise TypeError(
-                f"`{name}` must not be a masked array, since its mask would be ignored; got "
-                f"{type(value).__name__}: write {name}.filled(0) or {name}.data"
-            )
-        try:
-            value = np.asarray(value)
-        except ValueError as error:
-            raise ValueError(f"`{name}` must be an array or nested sequences of equal lengths; got {error}") from None
+        value = device_array(name, value) or _host_array(name, value)
     found = format_of(value.dtype)
     if found is None:
-        remedy = (
-            "norm its real and imaginary parts, or its absolute value"
-            if value.dtype.kind == "c"
-            else f"write np.asarray({name}).astype(np.float32)"
-        )
+        remedy = f"write np.asarray({name}).astype(np.float32)"
+        if value.dtype.kind == "c":
+            remedy = "norm its real and imaginary parts, or its absolute value"
+        elif type(value) is not np.ndarray:
+            remedy = "cast it to one of them"
         raise TypeError(
             f"`{name}` must have dtype float16, bfloat16, float32 or float64; got {value.dtype}: {remedy}"
         )
     return value, found
+
+
+def _host_array(name: str, value: Any) -> Checked:
+    if _is_masked(value):
+        raise TypeError(
+            f"`{name}` must not be a masked array, since its mask would be ignored; got "
+            f"{type(value).__name__}: write {name}.filled(0) or {name}.data"
+        )
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"`{name}` must be an array or nested sequences of equal lengths; got {error}") from None
+
+
+def device_array(name: str, value: Any) -> Checked | None:
+    """The `DeviceArray` of an array on a CUDA device; None for all that is not on one."""
+    # The type is asked first: a torch tensor that requires a gradient raises RuntimeError for its interface.
+    if value is None or isinstance(value, np.ndarray):
+        return None
+    if not (hasattr(type(value), "__dlpack_device__") or hasattr(value, "__cuda_array_interface__")):
+        return None
+    from .cuda.arrays import device_array
+
+    return device_array(name, value)
 
 
 def _is_masked(value: Any) -> bool:
@@ -128,7 +147,7 @@ def check_layer_input(x: Any, shape: tuple[int, ...]) -> None:
 
 def checked_parameter(
     name: str, value: Any, shape: tuple[int, ...]
-) -> tuple[Array | None, str | None]:
+) -> tuple[Checked | None, str | None]:
     if value is None:
         return None, None
     value, found = checked_array(name, value)
@@ -140,7 +159,7 @@ def compute_format(double: bool) -> str:
     return "float64" if double else "float32"
 
 
-def check_shape(name: str, array: Array, shape: tuple[int, ...], rule: str) -> None:
+def check_shape(name: str, array: Checked, shape: tuple[int, ...], rule: str) -> None:
     if array.shape != shape:
         raise ValueError(f"`{name}` must have shape {shape}, {rule}; got {array.shape}")
 
@@ -167,7 +186,7 @@ def checked_eps(eps: Any, centered: bool, x_format: str) -> float:
     return number
 
 
-def checked_offset(offset: Any, weight: Array | None) -> float:
+def checked_offset(offset: Any, weight: Checked | None) -> float:
     number = checked_number("weight_offset", offset, "a finite real number")
     if not math.isfinite(number):
         raise ValueError(f"`weight_offset` must be a finite real number; got {offset!r}")
@@ -178,9 +197,12 @@ def checked_offset(offset: Any, weight: Array | None) -> float:
     return number
 
 
-def checked_output(name: str, array: Any, shape: tuple[int, ...]) -> tuple[Array, str]:
-    """An output as a plain NumPy array on the same memory, and its format."""
-    if not isinstance(array, np.ndarray) or _is_masked(array):
+def checked_output(name: str, array: Any, shape: tuple[int, ...]) -> tuple[Checked, str]:
+    """An output as a plain NumPy array, or a `DeviceArray`, of the same memory, and its format."""
+    device = None if type(array) is np.ndarray else device_array(name, array)
+    if device is not None:
+        array = device
+    elif not isinstance(array, np.ndarray) or _is_masked(array):
         raise TypeError(f"`{name}` must be a NumPy array; got {type(array).__name__}")
     found = format_of(array.dtype)
     if found is None:
@@ -194,10 +216,10 @@ def checked_output(name: str, array: Any, shape: tuple[int, ...]) -> tuple[Array
         raise ValueError(
             f"`{name}` must not repeat its own elements; got strides {array.strides}: pass a copy of it"
         )
-    return np.asarray(array), found
+    return device or np.asarray(array), found
 
 
-def _repeats_elements(array: Array) -> bool:
+def _repeats_elements(array: Checked) -> bool:
     """Whether elements of an array may share memory with each other, as no slice of an array's do."""
     reach = array.itemsize
     for step, length in sorted(zip(map(abs, array.strides), array.shape, strict=True)):
@@ -208,7 +230,7 @@ def _repeats_elements(array: Array) -> bool:
     return False
 
 
-def checked_mask(mask: Any, weight: Array | None) -> tuple[bool, bool, bool]:
+def checked_mask(mask: Any, weight: Checked | None) -> tuple[bool, bool, bool]:
     if mask is None:
         return True, weight is not None, weight is not None
     if not isinstance(mask, Sequence | np.ndarray) or np.ndim(mask) != 1 or len(mask) != 3:
@@ -222,7 +244,7 @@ def checked_mask(mask: Any, weight: Array | None) -> tuple[bool, bool, bool]:
 
 def checked_gradients(
     out: Any, mask: tuple[bool, bool, bool], x_shape: tuple[int, ...], shape: tuple[int, ...]
-) -> tuple[tuple[Array | None, Array | None, Array | None], list[str | None]]:
+) -> tuple[tuple[Checked | None, Checked | None, Checked | None], list[str | None]]:
     """The arrays of a backward `out`, and their formats."""
     if out is None:
         return (None, None, None), [None, None, None]
@@ -230,7 +252,7 @@ def checked_gradients(
         raise ValueError(
             f"`out` must be a tuple of three arrays or None, for dx, dweight and dbias; got {out!r}"
         )
-    arrays: list[Array | None] = [None, None, None]
+    arrays: list[Checked | None] = [None, None, None]
     formats: list[str | None] = [None, None, None]
     for i, (array, wanted) in enumerate(zip(out, mask, strict=True)):
         if array is None:
@@ -243,15 +265,69 @@ def checked_gradients(
     return (arrays[0], arrays[1], arrays[2]), formats
 
 
+def check_host(arrays: dict[str, Checked | None]) -> None:
+    """Whether all arrays are in host memory, as directional derivatives want them."""
+    for name, array in arrays.items():
+        if array is not None and type(array) is not np.ndarray:
+            raise TypeError(
+                f"`{name}` must be in host memory, where alone directional derivatives are computed; got an array "
+                f"on a CUDA device: copy it to the host"
+            )
+
+
+def check_side(arrays: dict[str, Checked | None], stream: Any) -> None:
+    """Whether all arrays are in host memory, or all on one CUDA device."""
+    given = {name: array for name, array in arrays.items() if array is not None}
+    host = next((name for name, array in given.items() if type(array) is np.ndarray), None)
+    device = next((name for name, array in given.items() if type(array) is not np.ndarray), None)
+    if host is not None and device is not None:
+        raise TypeError(
+            f"`{host}` and `{device}` must be on the same side; got `{host}` in host memory and `{device}` on a "
+            f"CUDA device: copy one of them to the other side"
+        )
+    if device is None:
+        if stream is not None:
+            raise ValueError(f"`stream` must be None for arrays in host memory; got {stream!r}: leave it out")
+        return
+    numbers = {name: array.device for name, array in given.items() if array.device is not None}
+    for name, number in numbers.items():
+        first = next(iter(numbers))
+        if number != numbers[first]:
+            raise ValueError(
+                f"`{name}` must be on the CUDA device of `{first}`, {numbers[first]}; got device {number}: "
+                f"copy it there"
+            )
+
+
+def checked_workspace(workspace: Any, x: Checked) -> Checked | None:
+    """Device memory for a backward call's sums. Whether it is large enough, the launch knows."""
+    if workspace is None:
+        return None
+    if type(x) is np.ndarray:
+        raise ValueError("`workspace` must be None for arrays in host memory; got an array: leave it out")
+    array = device_array("workspace", workspace)
+    rule = "`workspace` must be a contiguous, writable array on the CUDA device, its address a multiple of 16"
+    if array is None:
+        raise TypeError(f"{rule}; got {type(workspace).__name__}")
+    if not (array.flags.c_contiguous and array.flags.writeable) or array.pointer % 16:
+        raise ValueError(
+            f"{rule}; got strides {array.strides}, {'writable' if array.flags.writeable else 'read-only'}, "
+            f"at {array.pointer:#x}: pass a new array of bytes"
+        )
+    return array
+
+
 def check_overlap(
-    name: str, out: Array | None, others: dict[str, Array | None], identical: tuple[str, ...]
+    name: str, out: Checked | None, others: dict[str, Checked | None], identical: tuple[str, ...]
 ) -> None:
     """Refuse an output that overlaps another array, unless it may be, and is, exactly that array."""
     if out is None:
         return
+    out = _addresses(out)
     for other_name, other in others.items():
         if other is None or (other is out and other_name in identical):
             continue
+        other = _addresses(other)
         if not np.may_share_memory(out, other) or not _shares_memory(out, other):
             continue
         if other_name in identical and _same_memory(out, other):
@@ -267,13 +343,18 @@ EFFORT: Any = 100_000
 """How long NumPy may think about two arrays. (Some versions of its stubs know of two special values alone.)"""
 
 
-def _shares_memory(a: Array, b: Array) -> bool:
+def _addresses(array: Checked) -> Checked:
+    """A NumPy array at the addresses of an array, never to be read if they are a device's."""
+    return array if type(array) is np.ndarray else array.addresses()
+
+
+def _shares_memory(a: Checked, b: Checked) -> bool:
     try:
         return np.shares_memory(a, b, max_work=EFFORT)
     except np.exceptions.TooHardError:
         return True
 
 
-def _same_memory(a: Array, b: Array) -> bool:
+def _same_memory(a: Checked, b: Checked) -> bool:
     here, there = a.__array_interface__["data"][0], b.__array_interface__["data"][0]
-    return here == there and a.strides == b.strides and a.itemsize == b.itemsize
+    return bool(here == there and a.strides == b.strides and a.itemsize == b.itemsize)

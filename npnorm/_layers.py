@@ -7,7 +7,12 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from ._api import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from ._api.common import Axis, GradientsOut, Mask
-from ._checks import check_layer_input, checked_normalized_shape, checked_parameter_dtype
+from ._checks import (
+    check_layer_input,
+    checked_normalized_shape,
+    checked_parameter_dtype,
+    device_array,
+)
 from ._results import Array, LayerNormResult, NormGradients, RMSNormResult
 
 
@@ -35,7 +40,16 @@ class _Norm:
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the weight to ones and the bias to zeros, in new arrays of the dtypes that they have."""
+        """Set the weight to ones and the bias to zeros, in new NumPy arrays of the dtypes that they have.
+
+        Arrays on a CUDA device raise TypeError: fill them there, or assign None or others first.
+        """
+        for name in ("weight", "bias"):
+            if device_array(name, getattr(self, name)) is not None:
+                raise TypeError(
+                    f"`{name}` is on a CUDA device, where `reset_parameters` makes no arrays; got a "
+                    f"{type(getattr(self, name)).__name__}: fill it there, or assign a NumPy array"
+                )
         if self.weight is not None:
             self.weight = np.ones(self.normalized_shape, self._dtype_of(self.weight))
         if self.bias is not None:
@@ -54,8 +68,10 @@ class _Norm:
         return True, self.weight is not None, self.bias is not None
 
     def __repr__(self) -> str:
-        weight: Any = self.weight if hasattr(self.weight, "dtype") else np.asarray(self.weight)
-        dtype = "" if self.weight is None else f", dtype={weight.dtype.name}"
+        weight: Any = device_array("weight", self.weight)
+        if weight is None and self.weight is not None:
+            weight = self.weight if hasattr(self.weight, "dtype") else np.asarray(self.weight)
+        dtype = "" if weight is None else f", dtype={weight.dtype.name}"
         return (
             f"{type(self).__name__}({self.normalized_shape}, eps={self.eps}, "
             f"elementwise_affine={self.elementwise_affine}, bias={self.bias is not None}{dtype})"
@@ -82,7 +98,7 @@ class LayerNorm(_Norm):
     ----------
     weight, bias : ndarray or None
         Plain arrays of shape `normalized_shape` (ones and zeros at first). Assign a checkpoint's to
-        them, of any supported dtype: they are checked when the layer is called.
+        them, of any supported dtype, or arrays on a CUDA device: they are checked when the layer is called.
 
     Raises
     ------
@@ -118,18 +134,18 @@ class LayerNorm(_Norm):
 
     @overload
     def __call__(
-        self, x: ArrayLike, *, out: Array | None = ..., return_stats: Literal[False] = ...
+        self, x: ArrayLike, *, out: Array | None = ..., return_stats: Literal[False] = ..., stream: Any = ...
     ) -> Array: ...
     @overload
     def __call__(
-        self, x: ArrayLike, *, out: Array | None = ..., return_stats: Literal[True]
+        self, x: ArrayLike, *, out: Array | None = ..., return_stats: Literal[True], stream: Any = ...
     ) -> LayerNormResult: ...
     @overload
     def __call__(
-        self, x: ArrayLike, *, out: Array | None = ..., return_stats: bool
+        self, x: ArrayLike, *, out: Array | None = ..., return_stats: bool, stream: Any = ...
     ) -> Array | LayerNormResult: ...
     def __call__(
-        self, x: ArrayLike, *, out: Array | None = None, return_stats: bool = False
+        self, x: ArrayLike, *, out: Array | None = None, return_stats: bool = False, stream: Any = None
     ) -> Array | LayerNormResult:
         """`layer_norm` of `x` with this layer's parameters."""
         return layer_norm(
@@ -140,6 +156,7 @@ class LayerNorm(_Norm):
             eps=self.eps,
             out=out,
             return_stats=return_stats,
+            stream=stream,
         )
 
     def backward(
@@ -152,6 +169,8 @@ class LayerNorm(_Norm):
         dresidual: ArrayLike | None = None,
         output_mask: Mask | None = None,
         out: GradientsOut | None = None,
+        stream: Any = None,
+        workspace: Any = None,
     ) -> NormGradients:
         """`layer_norm_backward` with this layer's parameters; by default dbias is None where there is no bias."""
         return layer_norm_backward(
@@ -165,6 +184,8 @@ class LayerNorm(_Norm):
             dresidual=dresidual,
             output_mask=self._mask() if output_mask is None else output_mask,
             out=out,
+            stream=stream,
+            workspace=workspace,
         )
 
 
@@ -188,7 +209,7 @@ class RMSNorm(_Norm):
     ----------
     weight, bias : ndarray or None
         Plain arrays of shape `normalized_shape` (ones and zeros at first). Assign a checkpoint's to
-        them, of any supported dtype: they are checked when the layer is called.
+        them, of any supported dtype, or arrays on a CUDA device: they are checked when the layer is called.
 
     Raises
     ------
@@ -223,18 +244,18 @@ class RMSNorm(_Norm):
 
     @overload
     def __call__(
-        self, x: ArrayLike, *, out: Array | None = ..., return_stats: Literal[False] = ...
+        self, x: ArrayLike, *, out: Array | None = ..., return_stats: Literal[False] = ..., stream: Any = ...
     ) -> Array: ...
     @overload
     def __call__(
-        self, x: ArrayLike, *, out: Array | None = ..., return_stats: Literal[True]
+        self, x: ArrayLike, *, out: Array | None = ..., return_stats: Literal[True], stream: Any = ...
     ) -> RMSNormResult: ...
     @overload
     def __call__(
-        self, x: ArrayLike, *, out: Array | None = ..., return_stats: bool
+        self, x: ArrayLike, *, out: Array | None = ..., return_stats: bool, stream: Any = ...
     ) -> Array | RMSNormResult: ...
     def __call__(
-        self, x: ArrayLike, *, out: Array | None = None, return_stats: bool = False
+        self, x: ArrayLike, *, out: Array | None = None, return_stats: bool = False, stream: Any = None
     ) -> Array | RMSNormResult:
         """`rms_norm` of `x` with this layer's parameters."""
         return rms_norm(
@@ -245,6 +266,7 @@ class RMSNorm(_Norm):
             eps=self.eps,
             out=out,
             return_stats=return_stats,
+            stream=stream,
         )
 
     def backward(
@@ -256,6 +278,8 @@ class RMSNorm(_Norm):
         dresidual: ArrayLike | None = None,
         output_mask: Mask | None = None,
         out: GradientsOut | None = None,
+        stream: Any = None,
+        workspace: Any = None,
     ) -> NormGradients:
         """`rms_norm_backward` with this layer's parameters; by default dbias is None where there is no bias."""
         return rms_norm_backward(
@@ -268,4 +292,6 @@ class RMSNorm(_Norm):
             dresidual=dresidual,
             output_mask=self._mask() if output_mask is None else output_mask,
             out=out,
+            stream=stream,
+            workspace=workspace,
         )

@@ -2,9 +2,13 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ._checks import (
+    check_host,
     check_overlap,
     check_shape,
+    check_side,
     checked_array,
     checked_eps,
     checked_gradients,
@@ -12,10 +16,11 @@ from ._checks import (
     checked_offset,
     checked_output,
     checked_parameter,
+    checked_workspace,
     compute_format,
     trailing_axes,
 )
-from ._results import Array
+from ._results import Checked
 
 
 class Plan(NamedTuple):
@@ -48,33 +53,41 @@ class Forward(NamedTuple):
     """A checked forward call."""
 
     plan: Plan
-    x: Array
-    residual: Array | None
-    weight: Array | None
-    bias: Array | None
-    out: Array | None
-    residual_out: Array | None
+    x: Checked
+    residual: Checked | None
+    weight: Checked | None
+    bias: Checked | None
+    out: Checked | None
+    residual_out: Checked | None
     axes: int
     """How many trailing axes are normalized."""
     eps: float
     weight_offset: float
+    stream: Any
+    """What the caller gave as the stream, of calls on a CUDA device."""
 
 
 class Backward(NamedTuple):
     """A checked backward call."""
 
     plan: Plan
-    dy: Array
-    x: Array
-    weight: Array | None
-    mean: Array | None
-    rstd: Array | None
-    dresidual: Array | None
+    dy: Checked
+    x: Checked
+    weight: Checked | None
+    mean: Checked | None
+    rstd: Checked | None
+    dresidual: Checked | None
     mask: tuple[bool, bool, bool]
-    out: tuple[Array | None, Array | None, Array | None]
+    out: tuple[Checked | None, Checked | None, Checked | None]
     axes: int
     eps: float
     weight_offset: float
+    stream: Any
+    workspace: Checked | None
+
+
+HOST = {np.ndarray, type(None)}
+"""The types of checked arrays in host memory."""
 
 
 class Derivative(NamedTuple):
@@ -86,12 +99,12 @@ class Derivative(NamedTuple):
     """What gives their derivative along dx, in float64: the gradient's formula, with dx for dy."""
     double: bool
     """Whether the compute dtype, in which an offset is added, is float64."""
-    x: Array
-    weight: Array | None
-    dx: Array | None
-    dweight: Array | None
-    dbias: Array | None
-    out: Array | None
+    x: Checked
+    weight: Checked | None
+    dx: Checked | None
+    dweight: Checked | None
+    dbias: Checked | None
+    out: Checked | None
     axes: int
     eps: float
     weight_offset: float
@@ -111,6 +124,8 @@ def plan_forward(
     residual_out: Any,
     return_stats: Any,
     fused: bool = False,
+    *,
+    stream: Any = None,
 ) -> Forward:
     """Check the arguments of a forward function; `fused` is True for those that add a residual."""
     x, x_format = checked_array("x", x)
@@ -133,6 +148,10 @@ def plan_forward(
             raise ValueError(
                 f"`residual_out` must have the dtype of `x`, {x_format}; got {residual_out.dtype}"
             )
+    types = {type(x), type(residual), type(weight), type(bias), type(out), type(residual_out)}
+    if stream is not None or not types <= HOST:
+        inputs = {"x": x, "residual": residual, "weight": weight, "bias": bias}
+        check_side({**inputs, "out": out, "residual_out": residual_out}, stream)
     if out is not None or residual_out is not None:
         inputs = {"x": x, "residual": residual, "weight": weight, "bias": bias}
         check_overlap("out", out, {**inputs, "residual_out": residual_out}, ("x", "residual"))
@@ -150,7 +169,9 @@ def plan_forward(
         "float64" if return_stats and centered else None,
         "float64" if return_stats else None,
     )
-    return Forward(plan, x, residual, weight, bias, out, residual_out, axes, eps, weight_offset)
+    return Forward(
+        plan, x, residual, weight, bias, out, residual_out, axes, eps, weight_offset, stream
+    )
 
 
 def plan_backward(
@@ -166,6 +187,9 @@ def plan_backward(
     dresidual: Any,
     output_mask: Any,
     out: Any,
+    *,
+    stream: Any = None,
+    workspace: Any = None,
 ) -> Backward:
     """Check the arguments of a backward function."""
     dy, dy_format = checked_array("dy", dy)
@@ -195,6 +219,14 @@ def plan_backward(
         or weight_format == "float64"  # dweight's dtype; wanted or not, so that dx has the same bits
     )
     eps = checked_eps(eps, centered, x_format)
+    types = {type(dy), type(x), type(weight), type(mean), type(rstd), type(dresidual), *map(type, outputs)}
+    if stream is not None or workspace is not None or not types <= HOST:
+        given = {f"out[{i}]": array for i, array in enumerate(outputs)}
+        given |= {"dy": dy, "x": x, "weight": weight, "mean": mean, "rstd": rstd, "dresidual": dresidual}
+        check_side(given, stream)
+        workspace = checked_workspace(workspace, x)
+        check_side({"x": x, "workspace": workspace}, stream)
+        check_overlap("workspace", workspace, given, ())
     if out is not None:
         inputs = {"dy": dy, "x": x, "weight": weight, "mean": mean, "rstd": rstd, "dresidual": dresidual}
         check_overlap("out[0]", outputs[0], inputs, ("dy", "x", "dresidual"))
@@ -231,6 +263,8 @@ def plan_backward(
         axes,
         eps,
         weight_offset,
+        stream,
+        workspace,
     )
 
 
@@ -264,10 +298,11 @@ def plan_jvp(
             "give the direction of change of x, weight or bias"
         )
     eps = checked_eps(eps, centered, x_format)
+    inputs = {"x": x, "weight": weight, "dx": dx, "dweight": dweight, "dbias": dbias}
     if out is not None:
         out, out_format = checked_output("out", out, x.shape)
-        inputs = {"x": x, "weight": weight, "dx": dx, "dweight": dweight, "dbias": dbias}
-        check_overlap("out", out, inputs, ("x", "dx"))
+    check_host({**inputs, "out": out})
+    check_overlap("out", out, inputs, ("x", "dx"))
     formats = (x_format, weight_format, dx_format, dweight_format, dbias_format, out_format)
     normalized = Plan(
         False, centered, True, False, x_format, None, None, None, "float64", None, None

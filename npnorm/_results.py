@@ -7,6 +7,9 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 """An array of any dtype."""
 
+Checked = Any
+"""A checked array, of NumPy or a `DeviceArray`."""
+
 
 class LayerNormResult(NamedTuple):
     """`layer_norm(..., return_stats=True)`: mean and rstd are float64 and broadcast against x."""

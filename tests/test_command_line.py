@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import npnorm
+import npnorm.cuda
 from npnorm.__main__ import _parser, main
 from npnorm._commands.operations import OPERATIONS
 
@@ -211,13 +211,13 @@ def test_compile_fails_where_nothing_can_be_kept(tmp_path, capsys, monkeypatch):
 
 
 def test_compile_fails_when_a_kernel_is_not_saved(tmp_path, capsys, monkeypatch):
-    from npnorm.cpu import cache
+    from npnorm import _files
 
     def full(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr(cache, "_write", full)
-    monkeypatch.setattr(cache, "_warned", False)
+    monkeypatch.setattr(_files, "_write", full)
+    monkeypatch.setattr(_files, "_warned", False)
     monkeypatch.setenv("NPNORM_CACHE_DIR", str(tmp_path))
     assert main(["compile", "--operations", "rms_norm"]) == 1
     out, err = capsys.readouterr()
@@ -245,7 +245,17 @@ def test_info(tmp_path):
     assert found["versions"]["numpy"] == np.__version__
     assert found["threads"] == {"number": 3, "decided_by": "NPNORM_NUM_THREADS"}
     assert found["cache"] == [{"folder": str(tmp_path), "writable": True, "kernels": 1, "bytes": 4}]
-    assert found["gpu"] is None
+    gpu = found["gpu"]
+    assert bool(gpu["devices"]) is (gpu["problem"] is None)
+    assert not (gpu["missing"] and gpu["devices"])
+
+
+def test_info_names_devices():
+    from npnorm._commands.info import gpu_line
+
+    devices = [{"name": "NVIDIA H200", "compute_capability": "9.0"}] * 2
+    found = {"missing": [], "problem": None, "devices": devices}
+    assert gpu_line(found) == "NVIDIA H200 (9.0), NVIDIA H200 (9.0)"
 
 
 def test_info_for_readers(capsys):
@@ -253,7 +263,7 @@ def test_info_for_readers(capsys):
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["threads"].startswith(f"{npnorm.get_num_threads()}: ")
     assert lines["cache"].startswith(os.environ["NPNORM_CACHE_DIR"])
-    assert lines["GPU"] == "none: npnorm has no CUDA backend yet"
+    assert lines["GPU"].startswith("none usable: ") is not npnorm.cuda.is_available()
 
 
 def test_info_says_what_cannot_be_written(tmp_path):

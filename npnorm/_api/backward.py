@@ -1,5 +1,7 @@
 """`layer_norm_backward` and `rms_norm_backward`."""
 
+from typing import Any
+
 from numpy.typing import ArrayLike
 
 from .. import _backend
@@ -28,6 +30,8 @@ def layer_norm_backward(
     dresidual: OptionalArray = None,
     output_mask: Mask | None = None,
     out: GradientsOut | None = None,
+    stream: Any = None,
+    workspace: Any = None,
 ) -> NormGradients:
     r"""The gradients of `layer_norm`.
 
@@ -50,6 +54,11 @@ def layer_norm_backward(
         Whether to compute dx, dweight, dbias. By default dx, and both others if there is a weight.
     out : tuple of 3 arrays or None, optional
         Where to put them. The first may be `dy`, `x` or `dresidual` itself.
+    stream : int or stream, optional
+        As in the forward call.
+    workspace : device array, optional
+        For arrays on a CUDA device: memory for the sums over rows, so that with `out` nothing is
+        allocated; `npnorm.cuda.workspace_bytes` tells its size.
 
     Returns
     -------
@@ -61,7 +70,7 @@ def layer_norm_backward(
     Raises
     ------
     TypeError
-        For an argument of the wrong type or dtype.
+        For an argument of the wrong type or dtype, or arrays both in host memory and on a CUDA device.
     ValueError
         For shapes that do not fit, axes that are not the trailing ones, an `eps` out of range, an
         output that is read-only or overlaps an input in part.
@@ -89,14 +98,15 @@ def layer_norm_backward(
     >>> npnorm.layer_norm_backward(dy, x).dx.round(4)
     array([[ 0.4111, -0.0316, -0.2846, -0.0949]], dtype=float32)
     """
-    quick = None if dresidual is not None else _backend.loaded
+    quick = _backend.loaded if dresidual is None and stream is None and workspace is None else None
     if quick and is_simple(axis, weight_offset, False, False):
         gradients = quick.quick_backward(True, dy, x, weight, mean, rstd, eps, output_mask, out)
         if gradients is not None:
             return NormGradients(*gradients)
     backend, call = planned_backward(
-        True, dy, x, weight, mean, rstd, axis, eps, weight_offset, dresidual, output_mask, out
-    )
+        True, dy, x, weight, mean, rstd, axis, eps, weight_offset, dresidual, output_mask, out,
+        stream=stream, workspace=workspace,
+    )  # fmt: skip
     return NormGradients(*given_or_new(out, backend.backward(call)))
 
 
@@ -112,6 +122,8 @@ def rms_norm_backward(
     dresidual: OptionalArray = None,
     output_mask: Mask | None = None,
     out: GradientsOut | None = None,
+    stream: Any = None,
+    workspace: Any = None,
 ) -> NormGradients:
     r"""The gradients of `rms_norm`.
 
@@ -134,6 +146,11 @@ def rms_norm_backward(
         Whether to compute dx, dweight, dbias. By default dx, and both others if there is a weight.
     out : tuple of 3 arrays or None, optional
         Where to put them. The first may be `dy`, `x` or `dresidual` itself.
+    stream : int or stream, optional
+        As in the forward call.
+    workspace : device array, optional
+        For arrays on a CUDA device: memory for the sums over rows, so that with `out` nothing is
+        allocated; `npnorm.cuda.workspace_bytes` tells its size.
 
     Returns
     -------
@@ -166,12 +183,13 @@ def rms_norm_backward(
     >>> npnorm.rms_norm_backward(x, x, eps=1e-4).dx
     array([0.00079952, 0.        , 0.        , 0.        ])
     """
-    quick = None if dresidual is not None else _backend.loaded
+    quick = _backend.loaded if dresidual is None and stream is None and workspace is None else None
     if quick and is_simple(axis, weight_offset, False, False):
         gradients = quick.quick_backward(False, dy, x, weight, None, rstd, eps, output_mask, out)
         if gradients is not None:
             return NormGradients(*gradients)
     backend, call = planned_backward(
-        False, dy, x, weight, None, rstd, axis, eps, weight_offset, dresidual, output_mask, out
-    )
+        False, dy, x, weight, None, rstd, axis, eps, weight_offset, dresidual, output_mask, out,
+        stream=stream, workspace=workspace,
+    )  # fmt: skip
     return NormGradients(*given_or_new(out, backend.backward(call)))

@@ -15,22 +15,22 @@ Mask = tuple[bool, bool, bool]
 GradientsOut = tuple[Array | None, Array | None, Array | None]
 
 
-def planned_forward(*arguments: Any) -> tuple[ModuleType, _plan.Forward]:
+def planned_forward(*arguments: Any, stream: Any) -> tuple[ModuleType, _plan.Forward]:
     """The backend for the arrays of a forward call, and that call, checked."""
     lazy = lazy_backend(arguments)
     if lazy:
-        return lazy, lazy.plan_forward(*arguments)
-    call = _plan.plan_forward(*arguments)
-    return backend(), call
+        return lazy, lazy.plan_forward(*arguments, stream=stream)
+    call = _plan.plan_forward(*arguments, stream=stream)
+    return backend(call.x), call
 
 
-def planned_backward(*arguments: Any) -> tuple[ModuleType, _plan.Backward]:
+def planned_backward(*arguments: Any, stream: Any, workspace: Any) -> tuple[ModuleType, _plan.Backward]:
     """The same for a backward call."""
     lazy = lazy_backend(arguments)
     if lazy:
-        return lazy, lazy.plan_backward(*arguments)
-    call = _plan.plan_backward(*arguments)
-    return backend(), call
+        return lazy, lazy.plan_backward(*arguments, stream=stream, workspace=workspace)
+    call = _plan.plan_backward(*arguments, stream=stream, workspace=workspace)
+    return backend(call.x), call
 
 
 def planned_jvp(*arguments: Any) -> tuple[ModuleType, _plan.Derivative]:
@@ -39,7 +39,7 @@ def planned_jvp(*arguments: Any) -> tuple[ModuleType, _plan.Derivative]:
     if lazy:
         return lazy, lazy.plan_jvp(*arguments)
     call = _plan.plan_jvp(*arguments)
-    return backend(), call
+    return backend(call.x), call
 
 
 def given_or_new(out: tuple[Array | None, ...] | None, results: tuple[Array | None, ...]) -> tuple[Array | None, ...]:

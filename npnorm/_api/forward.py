@@ -1,6 +1,6 @@
 """`layer_norm` and `rms_norm`."""
 
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from numpy.typing import ArrayLike
 
@@ -13,19 +13,19 @@ from .common import Axis, OptionalArray, is_simple, planned_forward
 def layer_norm(
     x: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *, axis: Axis = ..., eps: float = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    return_stats: Literal[False] = ...,
+    return_stats: Literal[False] = ..., stream: Any = ...,
 ) -> Array: ...  # fmt: skip
 @overload
 def layer_norm(
     x: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *, axis: Axis = ..., eps: float = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    return_stats: Literal[True],
+    return_stats: Literal[True], stream: Any = ...,
 ) -> LayerNormResult: ...  # fmt: skip
 @overload
 def layer_norm(
     x: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *, axis: Axis = ..., eps: float = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    return_stats: bool,
+    return_stats: bool, stream: Any = ...,
 ) -> Array | LayerNormResult: ...  # fmt: skip
 def layer_norm(
     x: ArrayLike,
@@ -38,13 +38,15 @@ def layer_norm(
     round_before_weight: bool = False,
     out: Array | None = None,
     return_stats: bool = False,
+    stream: Any = None,
 ) -> Array | LayerNormResult:
     r"""Layer normalization: every row to mean 0 and variance 1, then scaled and shifted.
 
     Parameters
     ----------
     x : array_like
-        float16, bfloat16, float32 or float64, of any layout. A row is what lies along `axis`.
+        float16, bfloat16, float32 or float64, of any layout. A row is what lies along `axis`. If it
+        is an array on a CUDA device, all others must be, and the results are arrays of its library.
     weight, bias : array_like, optional
         Scale and shift, of the shape of the normalized axes and any supported dtype, each on its
         own.
@@ -60,6 +62,10 @@ def layer_norm(
         Where to put y: an array of x's shape and any supported dtype. It may be `x` itself.
     return_stats : bool, default False
         Whether to return mean and rstd too.
+    stream : int or stream, optional
+        For arrays on a CUDA device: the stream to work on, as an address, an object with
+        `__cuda_stream__`, or a stream of CuPy, Numba or PyTorch. By default the stream that x's
+        interface names (PyTorch's current stream for a tensor), else the legacy default stream.
 
     Returns
     -------
@@ -70,7 +76,7 @@ def layer_norm(
     Raises
     ------
     TypeError
-        For an argument of the wrong type or dtype.
+        For an argument of the wrong type or dtype, or arrays both in host memory and on a CUDA device.
     ValueError
         For shapes that do not fit, axes that are not the trailing ones, an `eps` out of range, an
         `out` that is read-only or overlaps an input in part.
@@ -105,14 +111,14 @@ def layer_norm(
     >>> mean, rstd.round(4)
     (array([[1.]]), array([[0.6325]]))
     """
-    quick = _backend.loaded
+    quick = _backend.loaded if stream is None else None
     if quick and is_simple(axis, weight_offset, round_before_weight, return_stats):
         y: Array | None = quick.quick_forward(True, x, None, weight, bias, eps, out)
         if y is not None:
             return y
     backend, call = planned_forward(
         True, x, None, weight, bias, axis, eps, weight_offset, round_before_weight, out, None,
-        return_stats,
+        return_stats, stream=stream,
     )  # fmt: skip
     y, _, mean, rstd = backend.forward(call)
     if out is not None:
@@ -124,19 +130,19 @@ def layer_norm(
 def rms_norm(
     x: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *, axis: Axis = ..., eps: float | None = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    return_stats: Literal[False] = ...,
+    return_stats: Literal[False] = ..., stream: Any = ...,
 ) -> Array: ...  # fmt: skip
 @overload
 def rms_norm(
     x: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *, axis: Axis = ..., eps: float | None = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    return_stats: Literal[True],
+    return_stats: Literal[True], stream: Any = ...,
 ) -> RMSNormResult: ...  # fmt: skip
 @overload
 def rms_norm(
     x: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *, axis: Axis = ..., eps: float | None = ...,
     weight_offset: float = ..., round_before_weight: bool = ..., out: Array | None = ...,
-    return_stats: bool,
+    return_stats: bool, stream: Any = ...,
 ) -> Array | RMSNormResult: ...  # fmt: skip
 def rms_norm(
     x: ArrayLike,
@@ -149,13 +155,15 @@ def rms_norm(
     round_before_weight: bool = False,
     out: Array | None = None,
     return_stats: bool = False,
+    stream: Any = None,
 ) -> Array | RMSNormResult:
     r"""Root mean square normalization: every row to root mean square 1, then scaled and shifted.
 
     Parameters
     ----------
     x : array_like
-        float16, bfloat16, float32 or float64, of any layout. A row is what lies along `axis`.
+        float16, bfloat16, float32 or float64, of any layout. A row is what lies along `axis`. If it
+        is an array on a CUDA device, all others must be, and the results are arrays of its library.
     weight, bias : array_like, optional
         Scale and shift, of the shape of the normalized axes and any supported dtype, each on its
         own.
@@ -173,6 +181,8 @@ def rms_norm(
         Where to put y: an array of x's shape and any supported dtype. It may be `x` itself.
     return_stats : bool, default False
         Whether to return rstd too.
+    stream : int or stream, optional
+        As for `layer_norm`.
 
     Returns
     -------
@@ -183,7 +193,7 @@ def rms_norm(
     Raises
     ------
     TypeError
-        For an argument of the wrong type or dtype.
+        For an argument of the wrong type or dtype, or arrays both in host memory and on a CUDA device.
     ValueError
         For shapes that do not fit, axes that are not the trailing ones, an `eps` out of range, an
         `out` that is read-only or overlaps an input in part.
@@ -213,14 +223,14 @@ def rms_norm(
     >>> npnorm.rms_norm(np.array([3, 4, 5], np.float32)).round(4)
     array([0.7348, 0.9798, 1.2247], dtype=float32)
     """
-    quick = _backend.loaded
+    quick = _backend.loaded if stream is None else None
     if quick and is_simple(axis, weight_offset, round_before_weight, return_stats):
         y: Array | None = quick.quick_forward(False, x, None, weight, bias, eps, out)
         if y is not None:
             return y
     backend, call = planned_forward(
         False, x, None, weight, bias, axis, eps, weight_offset, round_before_weight, out, None,
-        return_stats,
+        return_stats, stream=stream,
     )  # fmt: skip
     y, _, _, rstd = backend.forward(call)
     if out is not None:

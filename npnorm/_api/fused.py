@@ -1,6 +1,6 @@
 """`add_layer_norm` and `add_rms_norm`."""
 
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from numpy.typing import ArrayLike
 
@@ -14,21 +14,21 @@ def add_layer_norm(
     x: ArrayLike, residual: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *,
     axis: Axis = ..., eps: float = ..., weight_offset: float = ...,
     round_before_weight: bool = ..., out: Array | None = ..., residual_out: Array | None = ...,
-    return_stats: Literal[False] = ...,
+    return_stats: Literal[False] = ..., stream: Any = ...,
 ) -> AddNormResult: ...  # fmt: skip
 @overload
 def add_layer_norm(
     x: ArrayLike, residual: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *,
     axis: Axis = ..., eps: float = ..., weight_offset: float = ...,
     round_before_weight: bool = ..., out: Array | None = ..., residual_out: Array | None = ...,
-    return_stats: Literal[True],
+    return_stats: Literal[True], stream: Any = ...,
 ) -> AddLayerNormStatsResult: ...  # fmt: skip
 @overload
 def add_layer_norm(
     x: ArrayLike, residual: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *,
     axis: Axis = ..., eps: float = ..., weight_offset: float = ...,
     round_before_weight: bool = ..., out: Array | None = ..., residual_out: Array | None = ...,
-    return_stats: bool,
+    return_stats: bool, stream: Any = ...,
 ) -> AddNormResult | AddLayerNormStatsResult: ...  # fmt: skip
 def add_layer_norm(
     x: ArrayLike,
@@ -43,6 +43,7 @@ def add_layer_norm(
     out: Array | None = None,
     residual_out: Array | None = None,
     return_stats: bool = False,
+    stream: Any = None,
 ) -> AddNormResult | AddLayerNormStatsResult:
     """Add a residual and layer-normalize the sum, in one pass.
 
@@ -59,6 +60,8 @@ def add_layer_norm(
         `residual` itself.
     return_stats : bool, default False
         Whether to return mean and rstd of the sum too.
+    stream : int or stream, optional
+        As for `layer_norm`.
 
     Returns
     -------
@@ -85,14 +88,14 @@ def add_layer_norm(
     >>> y.round(4)
     array([ 0.6325, -1.2649,  1.2649, -0.6325], dtype=float32)
     """
-    quick = None if residual_out is not None else _backend.loaded
+    quick = _backend.loaded if residual_out is None and stream is None else None
     if quick and is_simple(axis, weight_offset, round_before_weight, return_stats):
         both = quick.quick_forward(True, x, residual, weight, bias, eps, out)
         if both is not None:
             return AddNormResult(*both)
     backend, call = planned_forward(
         True, x, residual, weight, bias, axis, eps, weight_offset, round_before_weight, out,
-        residual_out, return_stats, True,
+        residual_out, return_stats, True, stream=stream,
     )  # fmt: skip
     y, total, mean, rstd = backend.forward(call)
     y, total = y if out is None else out, total if residual_out is None else residual_out
@@ -106,21 +109,21 @@ def add_rms_norm(
     x: ArrayLike, residual: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *,
     axis: Axis = ..., eps: float | None = ..., weight_offset: float = ...,
     round_before_weight: bool = ..., out: Array | None = ..., residual_out: Array | None = ...,
-    return_stats: Literal[False] = ...,
+    return_stats: Literal[False] = ..., stream: Any = ...,
 ) -> AddNormResult: ...  # fmt: skip
 @overload
 def add_rms_norm(
     x: ArrayLike, residual: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *,
     axis: Axis = ..., eps: float | None = ..., weight_offset: float = ...,
     round_before_weight: bool = ..., out: Array | None = ..., residual_out: Array | None = ...,
-    return_stats: Literal[True],
+    return_stats: Literal[True], stream: Any = ...,
 ) -> AddRMSNormStatsResult: ...  # fmt: skip
 @overload
 def add_rms_norm(
     x: ArrayLike, residual: ArrayLike, weight: OptionalArray = ..., bias: OptionalArray = ..., *,
     axis: Axis = ..., eps: float | None = ..., weight_offset: float = ...,
     round_before_weight: bool = ..., out: Array | None = ..., residual_out: Array | None = ...,
-    return_stats: bool,
+    return_stats: bool, stream: Any = ...,
 ) -> AddNormResult | AddRMSNormStatsResult: ...  # fmt: skip
 def add_rms_norm(
     x: ArrayLike,
@@ -135,6 +138,7 @@ def add_rms_norm(
     out: Array | None = None,
     residual_out: Array | None = None,
     return_stats: bool = False,
+    stream: Any = None,
 ) -> AddNormResult | AddRMSNormStatsResult:
     """Add a residual and RMS-normalize the sum, in one pass.
 
@@ -151,6 +155,8 @@ def add_rms_norm(
         `residual` itself.
     return_stats : bool, default False
         Whether to return rstd of the sum too.
+    stream : int or stream, optional
+        As for `layer_norm`.
 
     Returns
     -------
@@ -176,14 +182,14 @@ def add_rms_norm(
     >>> y.round(4)
     array([0.7348, 0.9798, 1.2247], dtype=float32)
     """
-    quick = None if residual_out is not None else _backend.loaded
+    quick = _backend.loaded if residual_out is None and stream is None else None
     if quick and is_simple(axis, weight_offset, round_before_weight, return_stats):
         both = quick.quick_forward(False, x, residual, weight, bias, eps, out)
         if both is not None:
             return AddNormResult(*both)
     backend, call = planned_forward(
         False, x, residual, weight, bias, axis, eps, weight_offset, round_before_weight, out,
-        residual_out, return_stats, True,
+        residual_out, return_stats, True, stream=stream,
     )  # fmt: skip
     y, total, _, rstd = backend.forward(call)
     y, total = y if out is None else out, total if residual_out is None else residual_out

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import platform
-from importlib.util import find_spec
 from typing import Any
 
 import llvmlite
@@ -63,8 +62,33 @@ def collect() -> dict[str, Any]:
             for folder in cache.folders()
         ],
         "streaming_bytes": None if math.isinf(streaming) else streaming,
-        "gpu": "npnorm.cuda" if find_spec("npnorm.cuda") else None,
+        "gpu": gpu(),
     }
+
+
+def gpu() -> dict[str, Any]:
+    """What there is of the CUDA backend: what its extra lacks, what keeps the driver from working, the devices."""
+    from ..cuda import driver
+
+    found: dict[str, Any] = {"missing": driver.missing(), "problem": None, "devices": []}
+    try:
+        found["devices"] = [
+            {"name": name, "compute_capability": f"{major}.{minor}"} for name, (major, minor) in driver.devices()
+        ]
+        if not found["devices"]:
+            found["problem"] = "the driver finds no device"
+    except (ImportError, RuntimeError) as error:
+        found["problem"] = str(error)
+    return found
+
+
+def gpu_line(found: dict[str, Any]) -> str:
+    """The same for a reader."""
+    if found["missing"]:
+        return "none usable: neither of the extras cu13 and cu12 is installed"
+    if found["problem"]:
+        return f"none usable: {found['problem']}"
+    return ", ".join(f"{device['name']} ({device['compute_capability']})" for device in found["devices"])
 
 
 def decided_by() -> str:
@@ -93,6 +117,6 @@ def lines(found: dict[str, Any]) -> list[str]:
     size = "never" if streaming is None else f"outputs of {streaming / 2**20:g} MiB and more, with long rows"
     table += [
         ("streaming", size),
-        ("GPU", found["gpu"] or "none: npnorm has no CUDA backend yet"),
+        ("GPU", gpu_line(found["gpu"])),
     ]
     return [f"{name:<10} {value}" for name, value in table]

@@ -7,11 +7,7 @@ compiled in memory instead.
 """
 
 import hashlib
-import os
 import pickle
-import sys
-import tempfile
-import warnings
 from collections import Counter
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -25,7 +21,10 @@ from numba.core.compiler import CompileResult
 from numba.core.runtime import rtsys  # type: ignore[attr-defined]
 from numba.core.serialize import dumps
 
-SEAL = 32  # bytes of the hash in front of the content
+from .. import _files
+from .._files import hash_of, is_writable, warn
+
+__all__ = ["KernelCache", "files", "folders", "hash_of", "is_writable", "outcomes"]
 
 outcomes: Counter[str] = Counter()
 """How many kernels this process has "loaded" and "saved". The rest it keeps in memory."""
@@ -33,28 +32,12 @@ outcomes: Counter[str] = Counter()
 
 def folders() -> list[Path]:
     """The folders to look in, the first that can be written being the one to write to."""
-    chosen = os.environ.get("NPNORM_CACHE_DIR")
-    if chosen:
-        return [Path(chosen).expanduser()]
-    if sys.platform == "win32":
-        user = os.environ.get("LOCALAPPDATA") or Path.home()
-    else:
-        user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return [Path(__file__).parent / "__pycache__", Path(user) / "npnorm"]
+    return _files.folders(Path(__file__).parent)
 
 
 def files(folder: Path) -> dict[str, int]:
     """The kernels in a folder, by name, and their bytes."""
-    try:
-        return {file.name: file.stat().st_size for file in folder.glob("npnorm-*.nbc")}
-    except OSError:
-        return {}
-
-
-def is_writable(folder: Path) -> bool:
-    """Whether kernels can be written to a folder, which need not be there yet. Nothing is written to find out."""
-    folder = next(place for place in (folder, *folder.parents) if os.path.exists(place))
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    return _files.files(folder, ".nbc")
 
 
 class KernelCache(_Cache):
@@ -71,7 +54,7 @@ class KernelCache(_Cache):
         try:
             kernel = self._loaded(sig, target_context)
         except Exception as error:  # a damaged file, or another Numba than this was written for
-            _warn(f"one cannot be loaded ({error!r}) and is compiled anew")
+            warn(f"one cannot be loaded ({error!r}) and is compiled anew")
             kernel = None
         if kernel is None:
             target_context.refresh()
@@ -81,39 +64,22 @@ class KernelCache(_Cache):
         try:
             self._save(sig, data)
         except Exception as error:
-            _warn(f"one cannot be saved ({error}) and is compiled in every process")
+            warn(f"one cannot be saved ({error}) and is compiled in every process")
 
     def _loaded(self, sig: Any, target_context: Any) -> Any:
-        name = self._file_name(sig, target_context)
-        for folder in folders():
-            try:
-                sealed = (folder / name).read_bytes()
-            except OSError:
-                continue
-            content = sealed[SEAL:]
-            if _seal(name, content) != sealed[:SEAL]:
-                _warn(f"the file {name} in {folder} is damaged and is compiled anew")
-                continue
-            # Loaded code needs the runtime alone; target_context.refresh() would cost 0.5 s (it
-            # fills type registries).
-            rtsys.initialize(target_context)
-            loaded = CompileResult._rebuild(target_context, *pickle.loads(content))
-            outcomes["loaded"] += 1
-            return loaded
-        return None
+        content = _files.read(self._file_name(sig, target_context), folders())
+        if content is None:
+            return None
+        # Loaded code needs the runtime alone; target_context.refresh() would cost 0.5 s (it
+        # fills type registries).
+        rtsys.initialize(target_context)
+        loaded = CompileResult._rebuild(target_context, *pickle.loads(content))
+        outcomes["loaded"] += 1
+        return loaded
 
     def _save(self, sig: Any, data: Any) -> None:
-        content = dumps(data._reduce())
-        name = self._file_name(sig, data.target_context)
-        failure = OSError("there is no folder for it")
-        for folder in folders():
-            try:
-                _write(folder, name, _seal(name, content) + content)
-                outcomes["saved"] += 1
-                return
-            except OSError as error:
-                failure = error
-        raise failure
+        _files.write(self._file_name(sig, data.target_context), dumps(data._reduce()), folders())
+        outcomes["saved"] += 1
 
     def enable(self) -> None:
         pass
@@ -141,48 +107,6 @@ SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX
 """Numba's settings, from NUMBA_* variables, that change the code of a kernel."""
 
 
-def hash_of(folder: Path) -> str:
-    """A hash of every source file in a folder: kernels are made of most files in this one."""
-    found = hashlib.sha256()
-    for path in sorted(folder.glob("*.py")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
-
-
 @cache
 def _sources() -> str:
     return hash_of(Path(__file__).parent)
-
-
-def _seal(name: str, content: bytes) -> bytes:
-    """The hash of a file's name and content: a whole file in another's place is damage too."""
-    return hashlib.sha256(name.encode() + content).digest()
-
-
-def _write(folder: Path, name: str, content: bytes) -> None:
-    """Write a file at once, so that no reader ever sees half of it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix="npnorm-", suffix=".tmp.nbc")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide it from a container's other users
-        os.replace(temporary, folder / name)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _warn(what: str) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(
-            f"npnorm's cache of compiled kernels: {what}. Set NPNORM_CACHE_DIR to a folder that can be "
-            "written to have it elsewhere.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-
-
-_warned = False

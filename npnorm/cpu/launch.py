@@ -53,7 +53,7 @@ quick_forward, quick_backward = quick.forward, quick.backward
 
 def forward(call):
     """y, residual_out, mean and rstd of a checked call, None where they are not asked for."""
-    plan, x, residual, weight, bias, y, total, axes, eps, _ = call
+    plan, x, residual, weight, bias, y, total, axes, eps, *_ = call
     if y is None:
         y = np.empty(x.shape, native(x.dtype))
     if plan.other and total is None:

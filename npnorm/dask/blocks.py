@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from .._backend import backend
+from .._backend import host_backend
 from .._checks import format_of
 from .._plan import plan_backward, plan_forward, plan_jvp
 from .._threads import alone
@@ -17,7 +17,7 @@ def norm_forward(
     axis = tuple(range(-axes, 0))
     options = axis, eps, weight_offset, rounding, None, None, stats, fused
     with alone():
-        return backend().forward(plan_forward(centered, x, residual, weight, bias, *options))
+        return host_backend().forward(plan_forward(centered, x, residual, weight, bias, *options))
 
 
 def norm_backward(
@@ -35,7 +35,7 @@ def norm_backward(
     # The plan stays that of an `out` of weight's dtype: a float64 one would change dx.
     dweight, dbias = (None if part is None else part[0] for part in parts)
     with alone():
-        dx, *_ = backend().backward(call._replace(out=(None, dweight, dbias)))
+        dx, *_ = host_backend().backward(call._replace(out=(None, dweight, dbias)))
     return dx, *(part if part is None else part.reshape((1,) * lead + part.shape) for part in parts)
 
 
@@ -43,7 +43,7 @@ def norm_jvp(x, weight, dx, dweight, dbias, *, centered, axes, eps, weight_offse
     """dy of a chunk, as the CPU backend gives it."""
     options = tuple(range(-axes, 0)), eps, weight_offset, None
     with alone():
-        return backend().jvp(plan_jvp(centered, x, weight, dx, dweight, dbias, *options))
+        return host_backend().jvp(plan_jvp(centered, x, weight, dx, dweight, dbias, *options))
 
 
 def norm_result(results, index):
@@ -77,7 +77,7 @@ def round_pairs(pairs, axis, keepdims=False, *, gradient_dtype):
     total = add_pairs(pairs, axis)
     gradient = np.empty(total.shape[len(axis) :], gradient_dtype)
     if gradient.size:
-        backend()  # which imports Numba as no fork may interrupt it
+        host_backend()  # which imports Numba as no fork may interrupt it
         from ..cpu.specialize import total_kernel
 
         # Not NumPy's conversion, which takes two roundings to bfloat16.

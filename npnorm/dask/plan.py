@@ -33,8 +33,11 @@ def plan_forward(
     residual_out: Any,
     return_stats: Any,
     fused: bool = False,
+    *,
+    stream: Any = None,
 ) -> Forward:
     """Check the arguments of a forward function; the call has Dask arrays of the same chunks."""
+    _refuse_option("stream", stream)
     _refuse("out", out)
     _refuse("residual_out", residual_out)
     rows = {"x": x, "residual": residual}
@@ -60,8 +63,13 @@ def plan_backward(
     dresidual: Any,
     output_mask: Any,
     out: Any,
+    *,
+    stream: Any = None,
+    workspace: Any = None,
 ) -> Backward:
     """Check the arguments of a backward function; the call has Dask arrays of the same chunks."""
+    _refuse_option("stream", stream)
+    _refuse_option("workspace", workspace)
     _refuse("out", out)
     rows = {"x": x, "dy": dy, "dresidual": dresidual, "mean": mean, "rstd": rstd}
     vectors = {"weight": weight}
@@ -97,6 +105,13 @@ def plan_jvp(
         weight_offset, None,
     )  # fmt: skip
     return call._replace(**_aligned(call, rows, vectors))
+
+
+def _refuse_option(name: str, value: Any) -> None:
+    if value is not None:
+        raise ValueError(
+            f"`{name}` must be None for Dask arrays, it is for arrays on a CUDA device; got {value!r}: leave it out"
+        )
 
 
 def _refuse(name: str, output: Any) -> None:

@@ -1,0 +1,300 @@
+"""Arrays on a CUDA device, whoever made them: their addresses, shapes and strides, and nothing of their content."""
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+
+from . import dlpack
+from .streams import LEGACY
+
+INTERFACE = 3
+"""The version of the CUDA array interface that results have: the first with a stream."""
+
+BFLOAT16 = ("<V2", "|V2")
+"""How the interface writes the element type that it does not know."""
+
+
+class DeviceArray:
+    """An array in the memory of a CUDA device.
+
+    The functions of npnorm return one for an `x` of a library that they do not know, and for CuPy, Numba and PyTorch
+    arrays of that library. It holds no data of its own and computes nothing: hand it to any library that takes
+    `__cuda_array_interface__` (``cupy.asarray``, ``numba.cuda.as_cuda_array``, ``torch.as_tensor``) or `__dlpack__`.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    strides : tuple of int
+        In bytes.
+    dtype : numpy.dtype
+    pointer : int
+        The address of the first element.
+    readonly : bool
+    stream : int or None
+        The stream on which the elements are ready: 1 is the legacy default stream, None says nothing.
+    device : int or None
+        The device's number, where it is known.
+    """
+
+    __slots__ = (
+        *("pointer", "shape", "strides", "dtype", "readonly", "stream", "device", "owner", "library"),
+        "__weakref__",
+    )
+
+    def __init__(
+        self,
+        pointer: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None,
+        dtype: np.dtype,
+        readonly: bool = False,
+        stream: int | None = None,
+        device: int | None = None,
+        owner: Any = None,
+        library: str | None = None,
+    ) -> None:
+        self.pointer = pointer
+        self.shape = shape
+        self.strides = contiguous_strides(shape, dtype.itemsize) if strides is None else strides
+        self.dtype = dtype
+        self.readonly = readonly
+        self.stream = stream
+        self.device = device
+        self.owner = owner
+        self.library = library
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def flags(self) -> "DeviceArray":
+        """Itself, so that `array.flags.writeable` is written as for NumPy's arrays."""
+        return self
+
+    @property
+    def writeable(self) -> bool:
+        return not self.readonly
+
+    @property
+    def c_contiguous(self) -> bool:
+        expected = self.dtype.itemsize
+        for length, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if length != 1:
+                if stride != expected and self.size:
+                    return False
+                expected *= length
+        return True
+
+    def addresses(self) -> np.ndarray:
+        """A NumPy array at the same addresses, to compare places in memory. Reading it would crash."""
+        if not self.size:
+            return np.empty(self.shape, self.dtype)
+        return np.asarray(_Addresses(self))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.pointer, self.readonly),
+            "strides": None if self.c_contiguous else self.strides,
+            "stream": self.stream,
+            "version": INTERFACE,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CUDA, self.device or 0
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        if copy or dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError("a DeviceArray is exported as it is: neither copied nor moved")
+        if self.stream is not None and stream != -1:
+            from . import driver
+
+            with driver.on(self.device):
+                driver.order(self.stream, stream or LEGACY)
+        return dlpack.write(
+            self, self.pointer, self.shape, self.strides, self.dtype, self.__dlpack_device__(),
+            self.readonly, max_version is not None and max_version >= (1, 0),
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return (
+            f"DeviceArray(shape={self.shape}, dtype={self.dtype.name}, device={self.device}, "
+            f"pointer={self.pointer:#x})"
+        )
+
+
+class _Addresses:
+    def __init__(self, array: DeviceArray) -> None:
+        self.__array_interface__ = {
+            "shape": array.shape,
+            "typestr": array.dtype.str,
+            "data": (array.pointer, array.readonly),
+            "strides": array.strides,
+            "version": 3,
+        }
+
+
+def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """The strides in bytes of a C-contiguous array."""
+    strides = []
+    for length in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= length
+    return tuple(reversed(strides))
+
+
+def device_array(name: str, value: Any) -> DeviceArray | None:
+    """An array on a CUDA device as a view; None of what is in host memory."""
+    if type(value) is DeviceArray:
+        return value
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _of_torch(name, value, torch)
+    interface = getattr(value, "__cuda_array_interface__", None)
+    kind, number = _place(name, value)
+    if interface is not None:
+        return _of_interface(name, value, interface, number)
+    if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
+        return _of_dlpack(name, value, number)
+    return None
+
+
+def _place(name: str, value: Any) -> tuple[int | None, int | None]:
+    """The type and the number of the device, as DLPack has them; None where an object does not say."""
+    if not hasattr(value, "__dlpack_device__"):
+        return None, None
+    kind, number = value.__dlpack_device__()
+    kind = int(kind)
+    if kind not in (dlpack.CPU, dlpack.CUDA, dlpack.CUDA_HOST, dlpack.CUDA_MANAGED):
+        raise TypeError(
+            f"`{name}` must be in host memory or on a CUDA device; got a {type(value).__name__} on a device of "
+            f"DLPack's type {kind}: copy it to the host"
+        )
+    return kind, number
+
+
+def _of_torch(name: str, tensor: Any, torch: Any) -> DeviceArray | None:
+    """A tensor by its own attributes, which is quicker than a capsule; its stream is torch's current one."""
+    if tensor.device.type != "cuda":
+        return None
+    if torch.version.hip is not None:
+        raise TypeError(f"`{name}` must be on an NVIDIA device; got a tensor of PyTorch for ROCm: copy it to the host")
+    if tensor.requires_grad:
+        raise TypeError(
+            f"`{name}` must not require a gradient, since none would be recorded; got a tensor that does: write "
+            f"{name}.detach()"
+        )
+    if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
+        raise TypeError(
+            f"`{name}` must be a plain strided tensor; got layout {tensor.layout}"
+            f"{', with a sign that is not yet applied' if tensor.is_neg() else ''}: write {name}.to_dense() or "
+            f"{name}.resolve_neg()"
+        )
+    dtype = _named_dtype(name, str(tensor.dtype).removeprefix("torch."))
+    size = dtype.itemsize
+    stream = torch.cuda.current_stream(tensor.device).cuda_stream
+    return DeviceArray(
+        tensor.data_ptr(),
+        tuple(tensor.shape),
+        tuple(size * stride for stride in tensor.stride()),
+        dtype,
+        False,
+        stream or LEGACY,
+        tensor.device.index,
+        tensor,
+        "torch",
+    )
+
+
+def _of_interface(name: str, value: Any, interface: dict[str, Any], number: int | None) -> DeviceArray:
+    if interface.get("mask") is not None:
+        raise TypeError(f"`{name}` must not be masked, since its mask would be ignored; got {type(value).__name__}")
+    typestr = interface["typestr"]
+    dtype = _named_dtype(name, "bfloat16") if typestr in BFLOAT16 else np.dtype(typestr)
+    pointer, readonly = interface["data"]
+    strides = interface.get("strides")
+    return DeviceArray(
+        int(pointer or 0),
+        tuple(map(int, interface["shape"])),
+        None if strides is None else tuple(map(int, strides)),
+        dtype,
+        bool(readonly),
+        interface.get("stream"),
+        number,
+        value,
+        _library(value),
+    )
+
+
+def _of_dlpack(name: str, value: Any, number: int | None) -> DeviceArray:
+    """A tensor by its capsule, made ready on the legacy default stream."""
+    found = dlpack.read(value, LEGACY)
+    if found.lanes == 1 and found.code in dlpack.KINDS:
+        dtype = np.dtype(f"{dlpack.KINDS[found.code]}{found.bits // 8}")
+    else:
+        plain = found.lanes == 1 and found.bits == 16 and found.code == dlpack.BFLOAT
+        dtype = _named_dtype(name, "bfloat16" if plain else f"DLPack's type {found.code} of {found.bits} bits")
+    return DeviceArray(
+        found.pointer, found.shape, found.strides, dtype, found.readonly, LEGACY, number,
+        (value, found.owner), _library(value),
+    )  # fmt: skip
+
+
+_dtypes: dict[str, np.dtype] = {}
+
+
+def _named_dtype(name: str, text: str) -> np.dtype:
+    """A dtype by its name, bfloat16 among them."""
+    dtype = _dtypes.get(text)
+    if dtype is not None:
+        return dtype
+    try:
+        if text == "bfloat16":
+            import ml_dtypes
+
+            dtype = np.dtype(ml_dtypes.bfloat16)
+        else:
+            dtype = np.dtype(text)
+    except ImportError:
+        raise TypeError(f"`{name}` is bfloat16, whose dtype ml_dtypes defines: pip install ml_dtypes") from None
+    except TypeError:
+        raise TypeError(
+            f"`{name}` must have dtype float16, bfloat16, float32 or float64; got {text}: cast it to one of them"
+        ) from None
+    return _dtypes.setdefault(text, dtype)
+
+
+def _library(value: Any) -> str | None:
+    """The library whose array this is, if results can be made in it."""
+    for library, module, name in (
+        ("cupy", "cupy", "ndarray"),
+        ("numba", "numba.cuda.cudadrv.devicearray", "DeviceNDArrayBase"),
+    ):
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(value, kind):
+            return library
+    return None

@@ -1,0 +1,201 @@
+"""The backward kernels on a simulated GPU, within the contract's bounds."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from bounds import LARGEST, as_rows, assert_same_bits, check_backward, check_sum, dbias_bound, normalize
+from machine import run
+from support import Shape, backward, forward
+from table import DTYPES, random
+from test_adversarial import KINDS, rows_of
+from test_forward import chunk, dtypes, norms
+
+from npnorm._plan import Plan
+from npnorm.cuda import kernels, simulated, table
+
+OPTIONS = {
+    "plain": {},
+    "weight": {"weight": True},
+    "offset": {"weight": True, "weight_offset": 1.0},
+    "dresidual": {"weight": True, "dresidual": True},
+    "other formats": {"weight": True, "dresidual": True, "other": True},
+    "dx alone": {"weight": True, "mask": (True, False, False)},
+    "dweight alone": {"weight": True, "mask": (False, True, False)},
+    "dbias alone": {"mask": (False, False, True)},
+}
+
+
+def inputs(dtype, cols, rows=5, weight=False, dresidual=False, other=False, **options):
+    names = list(DTYPES)
+    formats = [names[(names.index(dtype) + i) % len(names)] if other else dtype for i in (1, 2, 3)]
+    x, dy = random((rows, cols), dtype, offset=3.0), random((rows, cols), formats[0], 1, offset=0.5)
+    if weight:
+        options["weight"] = random(cols, formats[1], 2, offset=0.5)
+    if dresidual:
+        options["dresidual"] = random((rows, cols), formats[2], 3)
+    return dy, x, options
+
+
+def check(norm, gradients, dy, x, eps=1e-5, weight=None, weight_offset=0.0, dresidual=None, **_):
+    check_backward(norm, gradients, dy, x, weight, eps=eps, weight_offset=weight_offset, dresidual=dresidual)
+
+
+@norms
+@dtypes
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options(norm, dtype, option):
+    """Every option, 16-byte accesses of rows in registers with poison around them."""
+    dy, x, options = inputs(dtype, 7 * chunk(dtype), **OPTIONS[option])
+    gradients = backward(dy, x, centered=norm.centered, **options, shape=Shape(4, 2, layout="lead"))
+    assert [g is not None for g in gradients] == list(options.get("mask", (True, True, True)))
+    check(norm, gradients, dy, x, **options)
+
+
+@norms
+@dtypes
+def test_very_wide_rows(norm, dtype):
+    """Row sums first, then tiles of columns; dx with the bits that rows in registers have."""
+    for cols in (9 * chunk(dtype), 9 * chunk(dtype) + 1):
+        width = 1 if cols % chunk(dtype) else None
+        dy, x, options = inputs(dtype, cols, weight=True, dresidual=True)
+        if dtype != "float16":
+            x[2] = x[2] * 1e25  # an extreme row
+        found = backward(dy, x, centered=norm.centered, **options, shape=Shape(4, 1, "looped", width, "lead"))
+        check(norm, found, dy, x, **options)
+        held = backward(dy, x, centered=norm.centered, **options, shape=Shape(4, 1, "registers", width, "lead"))
+        for one, other in zip(found, held, strict=True):
+            assert_same_bits(one, other)
+
+
+@norms
+@dtypes
+def test_bits(norm, dtype):
+    """The width of accesses and the layout change none, and dx of a row does not depend on the others."""
+    dy, x, options = inputs(dtype, 8 * chunk(dtype), weight=True, dresidual=True)
+    if dtype != "float16":
+        x[3] = x[3] * 1e25
+    options["centered"] = norm.centered
+    first = backward(dy, x, **options, shape=Shape(4, 2))
+    for width in (1, 2):
+        again = backward(dy, x, **options, shape=Shape(4, 2, width=width, layout="lead"))
+        for one, other in zip(first, again, strict=True):
+            assert_same_bits(one, other, f"{width}")
+    dresidual = options.pop("dresidual")
+    for i in range(5):
+        own = backward(dy[i : i + 1], x[i : i + 1], dresidual=dresidual[i : i + 1], **options, shape=Shape(4, 8))
+        assert_same_bits(own.dx, first.dx[i : i + 1], f"row {i} alone")
+
+
+@norms
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_many_warps(norm, dtype):
+    """Two warps a row, which meet in shared memory; one row a block and two."""
+    for rows, cols in ((1, 70 * chunk(dtype)), (2, 64 * chunk(dtype))):
+        dy, x, options = inputs(dtype, cols, rows=4, weight=True)
+        x[1] = x[1] * 1e25
+        gradients = backward(dy, x, centered=norm.centered, **options, shape=Shape(64, rows), partials=1)
+        check(norm, gradients, dy, x, **options)
+
+
+@norms
+@dtypes
+def test_tails(norm, dtype):
+    for cols in range(1, 2 * chunk(dtype) + 2):
+        dy, x, options = inputs(dtype, cols, rows=2, weight=True)
+        gradients = backward(
+            dy, x, centered=norm.centered, **options, shape=Shape(2, 2, width=1, layout="lead"), partials=1
+        )
+        check(norm, gradients, dy, x, **options)
+        if cols == 1 and norm.centered:
+            np.testing.assert_array_equal(gradients.dx, np.zeros_like(x))
+            np.testing.assert_array_equal(gradients.dweight, np.zeros_like(x[0]))
+
+
+@norms
+@dtypes
+def test_adversarial_rows(norm, dtype):
+    """Each kind of row that breaks norms: alone for dweight and dbias, which small ones would not be seen in."""
+    cols = 5 * chunk(dtype)
+    wide = "float64" if dtype == "float64" else "float32"
+    weight = random(cols, wide, 1)
+    for eps in (1e-5, 1e-300):
+        x = np.concatenate([rows_of(kind, (1, cols), dtype) for kind in KINDS])
+        keep = normalize(as_rows(x, -1), norm.centered, eps).rstd[:, 0] < LARGEST["float64"]
+        x = x[keep]
+        dy = random(x.shape, wide, 3, offset=0.5)
+        gradients = backward(dy, x, weight, centered=norm.centered, eps=eps, shape=Shape(8, 4))
+        check(norm, gradients, dy, x, eps=eps, weight=weight)
+    for kind in KINDS:
+        x = rows_of(kind, (1, cols), dtype)
+        dy = random(x.shape, wide, 3, offset=0.5)
+        gradients = backward(dy, x, weight, centered=norm.centered, shape=Shape(8, 1), partials=1)
+        check(norm, gradients, dy, x, weight=weight)
+
+
+@norms
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_large_gradients(norm, dtype):
+    """g beyond what float32 holds, and dx within."""
+    x = random((3, 8 * chunk(dtype)), dtype, scale=1e25)
+    dy, weight = random(x.shape, dtype, 1, scale=1e25), random(x.shape[1], dtype, 2, scale=1e16)
+    gradients = backward(dy, x, weight, centered=norm.centered, mask=(True, False, False), shape=Shape(4, 2))
+    check(norm, gradients, dy, x, weight=weight)
+
+
+@norms
+@dtypes
+def test_given_statistics_have_the_same_bits(norm, dtype):
+    dy, x, options = inputs(dtype, 5 * chunk(dtype), weight=True)
+    _, _, mean, rstd = forward(x, centered=norm.centered, stats=True, shape=Shape(4, 8))
+    shape = Shape(4, 2)
+    given = backward(dy, x, centered=norm.centered, mean=mean, rstd=rstd, **options, shape=shape)
+    for one, other in zip(backward(dy, x, centered=norm.centered, **options, shape=shape), given, strict=True):
+        assert_same_bits(one, other)
+    check(norm, given, dy, x, **options)
+
+
+@dtypes
+def test_not_a_number_stays_in_its_row(dtype):
+    dy, x, options = inputs(dtype, 5 * chunk(dtype), weight=True)
+    shape = Shape(4, 2)
+    clean = backward(dy, x, **options, shape=shape)
+    dy[1, 3], dy[3, 7] = np.nan, np.inf
+    gradients = backward(dy, x, **options, shape=shape)
+    assert np.isnan(gradients.dx[1]).all()
+    assert np.isnan(gradients.dbias[3])
+    assert np.isinf(gradients.dbias[7])
+    rest = np.delete(np.arange(x.shape[1]), [3, 7])
+    assert_same_bits(gradients.dbias[rest], clean.dbias[rest])
+    close = gradients.dweight[rest].astype(float), clean.dweight[rest].astype(float)
+    np.testing.assert_allclose(*close, rtol=2 * float(ml_dtypes.finfo(dtype).eps))
+    assert_same_bits(gradients.dx[[0, 2, 4]], clean.dx[[0, 2, 4]])
+
+
+@pytest.mark.parametrize("gradient", DTYPES)
+def test_total(gradient):
+    """Partial sums in order and compensated, rounded once; an absent gradient is left out."""
+    compute = np.float64 if gradient == "float64" else np.float32
+    plan = Plan(True, True, gradient == "float64", False, "float32", None, None, None, None, None, None)
+    cols, partials = 35, 37
+    launch = table.total_launch(plan, gradient, partials, cols)
+    values = random((partials, cols), "float64", 1).astype(compute)
+    values[3] *= 1e4
+    values[30] *= -1e4
+    simulated.MEMORY.clear()
+    out = np.full(cols, np.nan, DTYPES[gradient])
+    run(
+        kernels.make_kernel(launch.spec)[0], launch, (0, simulated.held(values), 0, simulated.held(out), partials, cols)
+    )
+    check_sum(out, as_rows(values, -1), dbias_bound(as_rows(values, -1)), "dbias")
+
+
+@pytest.mark.parametrize("exact", ["float32", "float64"])
+def test_many_rows_lose_nothing(exact):
+    """dweight and dbias of one block, of large terms that cancel: a plain float32 sum is 10 times beyond the bound."""
+    rows, cols = 60, 8
+    x, dy = random((rows, cols), exact, offset=0.5), random((rows, cols), exact, 1) + 7
+    dy = dy.astype(DTYPES[exact])
+    gradients = backward(dy, x, centered=False, shape=Shape(2 if exact == "float32" else 4, 1), partials=1)
+    u = np.finfo(exact).eps
+    exact_sum = dy.astype(np.longdouble).sum(axis=0)
+    assert np.abs(gradients.dbias - exact_sum).max() <= u * np.abs(exact_sum).max()
