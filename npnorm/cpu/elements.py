@@ -26,14 +26,15 @@ def has_half_instructions():
 
 
 @intrinsic
-def prefer_short_vectors(typingctx):
-    """Compile the calling function with vectors of 256 bits."""
+def prefer_short_vectors(typingctx, vector):
+    """Compile the calling function with vectors of 256 bits, if it reads float32."""
 
     def codegen(context, builder, signature, args):
-        set.add(builder.function.attributes, '"prefer-vector-width"="256"')
+        if vector.dtype == types.float32:
+            set.add(builder.function.attributes, '"prefer-vector-width"="256"')
         return context.get_dummy_value()
 
-    return types.none(), codegen
+    return types.none(vector), codegen
 
 
 # Lines of the cache
