@@ -77,9 +77,8 @@ class Spec(NamedTuple):
 
     @property
     def resident(self) -> int:
-        """Blocks that shall fit on a multiprocessor; half as many with float64 gradients."""
-        heavy = self.kind == "backward" and self.plan.double
-        return max(1, (RESIDENT // 2 if heavy else RESIDENT) // self.block)
+        """Blocks that shall fit on a multiprocessor; half as many in float64."""
+        return max(1, (RESIDENT // 2 if self.plan.double else RESIDENT) // self.block)
 
 
 class Launch(NamedTuple):

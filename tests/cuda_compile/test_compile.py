@@ -24,8 +24,12 @@ SCALAR_DOUBLES = {"forward": 120, "backward": 120, "sums": 60, "total": 0}
 each once a row."""
 
 
-SPILLS = {"forward": 128, "backward": 512}
-"""The most bytes that may be spilt and loaded again: in the code for rows of extreme size."""
+SPILLS = {"backward": 128}
+"""The most bytes that may be spilt and loaded again for ordinary rows: compensated sums of dweight and dbias take
+32 registers of 64."""
+
+EXTREME_SPILLS = {"forward": 64, "backward": 768}
+"""The same with the code for rows of extreme size, where nearly all of them are."""
 
 
 def forward_plan(x, centered=True, parameter=None, out=None, residual=None, statistics=False):
@@ -94,13 +98,17 @@ def operations(text):
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_resources(name):
-    """Registers within the launch bound; nothing spills for ordinary rows."""
-    spec = LAUNCHES[name].spec
+    """Registers within the launch bound, and shared memory that every GPU has; spills as stated above."""
+    launch = LAUNCHES[name]
+    spec = launch.spec
     compiled = compile_spec(spec, (9, 0))
-    most = 65536 // (spec.block * spec.resident)
-    assert 0 < compiled.registers <= most
-    assert compiled.shared + LAUNCHES[name].shared_bytes <= 99 * 1024
-    assert compiled.spills <= SPILLS.get(spec.kind, 0), compiled.log
+    assert 0 < compiled.registers <= 65536 // (spec.block * spec.resident)
+    assert compiled.shared + launch.shared_bytes <= 99 * 1024
+    assert compiled.spills <= EXTREME_SPILLS.get(spec.kind, 0), compiled.log
+    if compiled.spills:
+        kernel = make_kernel(spec, careful=False)
+        ordinary = compile_kernel(*kernel, (9, 0), spec.block, spec.resident)
+        assert ordinary.spills <= SPILLS.get(spec.kind, 0), ordinary.log
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=str)

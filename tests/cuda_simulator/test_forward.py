@@ -81,6 +81,9 @@ def test_bits_depend_on_the_row_alone(norm, dtype):
             rows = 1 if mode == "shared" else 2
             shape = Shape(4, rows, mode, width, "lead", blocks=1)
             assert_same_bits(forward(x, **options, stats=True, shape=shape)[0], first, f"{mode} {width}")
+        # Threads without a row, which would read what others have written.
+        y = forward(x[:3], **options, in_place=True, shape=Shape(4, 8, width=widths[-1]))[0]
+        assert_same_bits(y, first[:3], "in place")
         for width in widths:
             shape = Shape(4, 1, width=width)
             for i in range(4):
