@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 from table import DTYPES
 
-from npnorm.reference import rows as reference
 from npnorm.cuda import driver, launch, table
+from npnorm.reference import rows as reference
 
 CURRENT = 64
 """The stream that the stand-ins of libraries work on."""
