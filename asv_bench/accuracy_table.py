@@ -1,11 +1,13 @@
 """Write docs/_generated/accuracy.md: the error of a norm's output, in units of machine epsilon.
 
-Run from the repository: ``python asv_bench/accuracy_table.py``. The answers to compare with are
+Run from the repository: ``python asv_bench/accuracy_table.py``; it draws docs/images/accuracy.svg, too. The answers to compare with are
 computed in extended precision (`numpy.longdouble`), independently of `npnorm.reference`.
 """
 
 import warnings
+from functools import partial
 
+import figures
 import numpy as np
 import tables
 from benchmarks import peers
@@ -48,6 +50,27 @@ def number(value):
     return f"{value:.0f}" if value < 1e4 else f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
 
 
+def by_hand(x, weight, bias):
+    """LayerNorm as it is mostly written in NumPy, in the dtype of x."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + x.dtype.type(1e-5)) * weight + bias
+
+
+def plot(normal, weight, bias, libraries, path):
+    """LayerNorm's errors on the same rows at growing distances from zero."""
+    offsets = 10.0 ** np.arange(-1, 7.5, 0.5)
+    rows = [(normal + offset).astype(np.float32) for offset in offsets]
+    norms = {peers.NAMES.get(name, name): partial(forward, name, "LN") for name in libraries}
+    norms["NumPy, by hand"] = by_hand
+    with figures.panel(path, "LayerNorm, float32: error") as axes:
+        for name, norm in norms.items():
+            errors = [error("LN", norm(x, weight, bias), x, weight, bias) for x in rows]
+            axes.loglog(offsets, errors, "o-", markersize=3, color=figures.colour(name), label=name)
+        axes.set(xlabel="offset of the rows, in deviations", ylabel="largest error, u")
+        axes.axhline(1 / EPSILON, color=figures.INK, linewidth=0.8, linestyle=":")
+        axes.text(offsets[0], 1.4 / EPSILON, "no digit is right", fontsize=9)
+
+
 def main():
     random = np.random.default_rng(20250101)
     normal = random.standard_normal((ROWS, COLS))
@@ -71,6 +94,7 @@ def main():
             results = (forward(library, kind, x, weight, shift) for library in libraries)
             lines.append([name, *(number(error(kind, y, x, weight, shift)) for y in results)])
         sections.append(tables.markdown([f"{title}, {ROWS} x {COLS}", *names], lines))
+    plot(normal, weight, bias, libraries, tables.ROOT / "docs" / "images" / "accuracy.svg")
     text = "\n\n".join([*sections, tables.footer()])
     tables.write(tables.GENERATED / "accuracy.md", text)
     tables.put_in_readme("accuracy", text)

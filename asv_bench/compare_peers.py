@@ -10,7 +10,9 @@ shortest time of each counts.
 import argparse
 import json
 import sys
+from pathlib import Path
 
+import figures
 import numpy as np
 import tables
 from benchmarks import peers
@@ -27,6 +29,7 @@ SHAPES = {
     "bfloat16": ["16x4096", "512x4096"],
 }
 QUICK = {"float32": ["64x768", "512x768"], "float16": ["16x4096"], "bfloat16": []}
+OUTLINE_SHAPE = "4096x768"
 README_SHAPES = ["512x768", "4096x768"]
 TITLES = {"LN": "LayerNorm", "RMS": "RMSNorm"}
 COPY, OUT = "np.copyto", "npnorm, out="
@@ -69,14 +72,14 @@ def accuracy(direction, kind, dtype, shape):
     return {**found, OUT: found["npnorm"]}
 
 
-def table(records, figure):
+def table(records, figure, corner="µs"):
     """The Markdown table of one norm in one direction; `figure` makes a cell of a record."""
     names = list(dict.fromkeys(record["candidate"] for record in records))
     lines = {}
     for record in records:
         lines.setdefault(label(record), {})[record["candidate"]] = figure(record)
     rows = [[where, *(cells.get(name, "–") for name in names)] for where, cells in lines.items()]
-    return tables.markdown(["µs", *map(heading, names)], rows)
+    return tables.markdown([corner, *map(heading, names)], rows)
 
 
 def heading(name):
@@ -94,10 +97,9 @@ def speed(record):
     return f"{microseconds:.1f}" if microseconds < 10 else f"{microseconds:,.0f}"
 
 
-def speed_and_errors(record):
-    errors = [np.atleast_1d(error) for error in record["errors"].values()]
-    figures = "; ".join("/".join(number(error) for error in each) for each in errors)
-    return speed(record) + (f" ({figures})" if figures else "")
+def errors(record):
+    """Its errors on each kind of rows; of a backward pass those of dx and of dweight."""
+    return "; ".join("/".join(map(number, np.atleast_1d(error))) for error in record["errors"].values())
 
 
 def number(value):
@@ -109,51 +111,90 @@ def number(value):
     return f"{value:.0f}" if value < 1e4 else f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
 
 
-def sections(records, figure):
-    """Every table under its title."""
-    texts = []
+def each_norm(records):
+    """Those of every norm and direction that was measured, with a title."""
+    records = list(records)
     for direction in "forward", "backward":
         for kind, title in TITLES.items():
             chosen = [r for r in records if (r["direction"], r["norm"]) == (direction, kind)]
             if chosen:
-                texts.append(f"**{title} {direction}**\n\n{table(chosen, figure)}")
-    return texts
+                yield f"{title} {direction}", chosen
+
+
+def short_sections(records):
+    """Every table of speeds under its title."""
+    return [f"**{title}**\n\n{table(chosen, speed)}" for title, chosen in each_norm(records)]
+
+
+def sections(records):
+    """Every table of speeds under its title, and that of errors below it."""
+    for title, chosen in each_norm(records):
+        libraries = [r for r in chosen if r["candidate"] in ("npnorm", *peers.NAMES.values())]
+        yield f"**{title}**\n\n{table(chosen, speed)}\n\n{table(libraries, errors, 'error, u')}"
 
 
 def plot(records, path):
-    """Times over a copy's, a panel for each norm and direction."""
-    plt = tables.pyplot()
-    figure, panels = plt.subplots(2, 2, figsize=(12, 9), sharey=True, layout="constrained")
-    for axes, (direction, kind) in zip(
-        panels.flat, [(d, k) for d in ("forward", "backward") for k in TITLES], strict=True
-    ):
-        chosen = [r for r in records if (r["direction"], r["norm"]) == (direction, kind)]
-        places = list(dict.fromkeys(map(label, chosen)))
-        copies = {label(r): r["seconds"] for r in chosen if r["candidate"] == COPY}
-        for name in dict.fromkeys(r["candidate"] for r in chosen if r["candidate"] != COPY):
-            points = [r for r in chosen if r["candidate"] == name]
-            ratios = [r["seconds"] / copies[label(r)] for r in points]
-            where = [places.index(label(r)) for r in points]
-            axes.plot(where, ratios, "o-" if "npnorm" in name else "s--", label=name)
-        axes.set_title(f"{TITLES[kind]} {direction}")
-        axes.set_yscale("log")
-        axes.set_xticks(range(len(places)), places, rotation=30, ha="right")
-        axes.axhline(1, color="black", linewidth=0.8)
-        axes.grid(axis="y", alpha=0.3)
-        axes.legend(fontsize=8)
-    for axes in panels[:, 0]:
-        axes.set_ylabel("time / time of np.copyto")
-    tables.save_figure(figure, path)
+    """Times over a copy's, a panel for each norm and direction, and one that sums up; the paths of the former."""
+    outline(records, path)
+    paths = []
+    for title, chosen in each_norm(records):
+        paths.append(figures.beside(path, title.lower().replace(" ", "-")))
+        with figures.panel(paths[-1], title, height=4.4) as axes:
+            for name, times in over_copy(chosen).items():
+                line = "-" if name in figures.COLOURS else "--"
+                axes.plot(times.keys(), times.values(), line + "o", color=figures.colour(name), label=name, markersize=4)
+            finish(axes)
+            axes.tick_params("x", rotation=45)
+    return paths
+
+
+def outline(records, path):
+    """Every norm and direction at one shape, in bars that begin at the time of a copy."""
+    bars = {}
+    for title, chosen in each_norm(r for r in records if (r["dtype"], r["shape"]) == ("float32", OUTLINE_SHAPE)):
+        for name, times in over_copy(chosen).items():
+            if name in (OUT, *figures.COLOURS):
+                bars.setdefault(name, {})[title.replace(" ", "\n")] = next(iter(times.values()))
+    groups = list(bars["npnorm"])
+    width = 0.85 / len(bars)
+    with figures.panel(path, f"Time, {label({'shape': OUTLINE_SHAPE, 'dtype': 'float32'})} float32") as axes:
+        for index, (name, times) in enumerate(bars.items()):
+            where = [groups.index(group) + (index - (len(bars) - 1) / 2) * width for group in times]
+            style = {"color": figures.colour(name), "alpha": 0.6 if name == OUT else 1.0}
+            drawn = axes.bar(where, times.values(), 0.9 * width, label=name, **style)
+            axes.bar_label(drawn, fmt="{:.1f}", fontsize=7.5, padding=1)
+        axes.set_xticks(range(len(groups)), groups)
+        finish(axes)
+        axes.set_ylim(bottom=1)
+
+
+def over_copy(records):
+    """By candidate and shape, the time over a copy's."""
+    copies = {label(r): r["seconds"] for r in records if r["candidate"] == COPY}
+    times = {}
+    for record in records:
+        if record["candidate"] != COPY:
+            where = label(record)
+            times.setdefault(record["candidate"], {})[where] = record["seconds"] / copies[where]
+    return times
+
+
+def finish(axes):
+    """What panels of times have in common."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.axhline(1, color=figures.INK, linewidth=0.8)
+    axes.set_ylabel("times a copy of the array")
 
 
 CAPTION = (
-    "Microseconds (largest error in u, on `randn` rows; on `randn + 1e3` rows; of a backward pass dx/dweight).\n"
-    "{threads} thread{s}. {missing}"
+    "Speeds in microseconds. Below them the largest errors in u, on `randn` rows; on `randn + 1e3` rows "
+    "(of a backward pass dx/dweight).\n{threads} thread{s}. {missing}"
 )
 
 
-def report(arguments):
-    """Measure all, print the tables and write what was asked for."""
+def measured(arguments):
+    """Every figure, as --json writes it."""
     records = []
     for direction in "forward", "backward":
         for kind in TITLES:
@@ -163,21 +204,27 @@ def report(arguments):
                     seconds = 0.3 if arguments.quick else 3.0
                     records += compare(direction, kind, dtype, shape, seconds)
     absent = [name for library, name in peers.NAMES.items() if not peers.installed(library)]
-    missing = f"Not installed, so not measured: {', '.join(absent)}." if absent else ""
-    threads = arguments.threads
+    return {**tables.provenance(), "threads": arguments.threads, "missing": absent, "results": records}
+
+
+def report(arguments):
+    """Measure all, or read what was measured; print the tables and write what was asked for."""
+    made = json.loads(Path(arguments.from_json).read_text()) if arguments.from_json else measured(arguments)
+    records, threads = made["results"], made["threads"]
+    missing = f"Not installed, so not measured: {', '.join(made['missing'])}." if made["missing"] else ""
     caption = CAPTION.format(threads=threads, s="" if threads == 1 else "s", missing=missing).strip()
-    text = "\n\n".join([*sections(records, speed_and_errors), caption, tables.footer()])
+    text = "\n\n".join([*sections(records), caption, tables.footer(made)])
     print(text)
-    if arguments.plot:
-        plot(records, arguments.plot)
+    paths = plot(records, arguments.plot) if arguments.plot else []
     if arguments.markdown:
-        tables.write(arguments.markdown, tables.figure_link(arguments, "Times over a copy's") + text)
+        words = [f"{title}: time over that of a copy" for title, _ in each_norm(records)]
+        shown = figures.panels(paths, words, arguments.markdown) if paths else ""
+        tables.write(arguments.markdown, shown + text)
     if arguments.json:
-        made = {**tables.provenance(), "threads": threads, "missing": absent}
-        tables.write(arguments.json, json.dumps({**made, "results": records}, indent=1))
+        tables.write(arguments.json, json.dumps(made, indent=1))
     if arguments.readme:
         short = [r for r in records if r["shape"] in README_SHAPES and r["dtype"] == "float32"]
-        tables.put_in_readme("speed", "\n\n".join([*sections(short, speed), tables.footer()]))
+        tables.put_in_readme("speed", "\n\n".join([*short_sections(short), tables.footer(made)]))
 
 
 def targets(arguments):
@@ -219,8 +266,8 @@ def main():
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of every library")
     parser.add_argument("--targets", action="store_true", help="measure what npnorm has to reach")
     arguments = parser.parse_args()
-    if arguments.targets and (arguments.plot or arguments.readme or arguments.threads != 1):
-        parser.error("--targets takes no --plot, --readme or --threads")
+    if arguments.targets and (arguments.plot or arguments.readme or arguments.from_json or arguments.threads != 1):
+        parser.error("--targets takes no --plot, --readme, --from-json or --threads")
     npnorm.set_num_threads(arguments.threads)
     peers.set_threads(arguments.threads)
     (targets if arguments.targets else report)(arguments)

@@ -6,10 +6,13 @@ Run on a quiet machine, from the repository: ``python asv_bench/sweep.py``. A cl
 
 import argparse
 import json
+import re
 import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
+import figures
 import numpy as np
 import tables
 from benchmarks.timing import shortest_times
@@ -137,48 +140,56 @@ def steps(curve, best):
         )
 
 
-def plot(results, path):
-    """A panel for each curve; both axes logarithmic."""
-    plt = tables.pyplot()
-    figure, panels = plt.subplots(2, 2, figsize=(12, 8), layout="constrained")
-    for axes, (curve, best) in zip(panels.flat, results, strict=True):
-        for operation, times in best.items():
-            where = [curve.at(index) for index in range(len(times))]
-            axes.loglog(where, times, ".-", linewidth=0.8, markersize=3, label=operation)
-        axes.set(title=curve.name, xlabel=curve.variable, ylabel="ns / element")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-    tables.save_figure(figure, path)
+def measured(quick):
+    """Every curve, as --json writes it."""
+    npnorm.set_num_threads(1)
+    curves, passes = CURVES, PASSES
+    if quick:
+        curves, passes = [curve._replace(shapes=curve.shapes[::4]) for curve in CURVES], 1
+    buffers = Buffers(curves)
+    results = [(curve, measure(buffers, curve, passes)) for curve in curves]
+    found = [cliff for curve, best in results for cliff in confirmed_cliffs(buffers, curve, best)]
+    print("\n".join(rise for curve, best in results for rise in steps(curve, best)), file=sys.stderr)
+    records = [{"name": curve.name, "shapes": curve.shapes, "nanoseconds": best} for curve, best in results]
+    return {**tables.provenance(), "cliffs": found, "curves": records}
+
+
+def plot(curves, path):
+    """A panel for each curve, both axes logarithmic; the paths of the files."""
+    paths = []
+    for curve in curves:
+        paths.append(figures.beside(path, re.sub(r"\W+", "-", curve["name"].replace(",", ""))))
+        variable = next(each.variable for each in CURVES if each.name == curve["name"])
+        where = [rows if variable == "rows" else cols for rows, cols in curve["shapes"]]
+        with figures.panel(paths[-1], curve["name"]) as axes:
+            for operation, times in curve["nanoseconds"].items():
+                axes.loglog(where, times, ".-", linewidth=0.8, markersize=3, label=operation)
+            axes.set(xlabel=variable, ylabel="ns / element")
+    return paths
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     tables.add_outputs(parser, "the cliffs", "the curves", "every fourth point, once")
     arguments = parser.parse_args()
-    npnorm.set_num_threads(1)
-    curves, passes = CURVES, PASSES
-    if arguments.quick:
-        curves, passes = [curve._replace(shapes=curve.shapes[::4]) for curve in CURVES], 1
-
-    buffers = Buffers(curves)
-    results = [(curve, measure(buffers, curve, passes)) for curve in curves]
-    found = [cliff for curve, best in results for cliff in confirmed_cliffs(buffers, curve, best)]
-    rises = [rise for curve, best in results for rise in steps(curve, best)]
-
-    points = sum(len(curve.shapes) for curve in curves)
+    if arguments.from_json:
+        made = json.loads(Path(arguments.from_json).read_text())
+    else:
+        made = measured(arguments.quick)
+    curves = made["curves"]
+    points = sum(len(curve["shapes"]) for curve in curves)
+    found = made["cliffs"]
     summary = (
         f"{points} shapes, {len(OPERATIONS)} operations; points above {CLIFF} times both neighbours: {len(found)}."
     )
     listed = "\n".join(f"- {cliff}" for cliff in found)
-    text = "\n\n".join(filter(None, [summary, listed, tables.footer()]))
-    print("\n".join([*rises, "", text]))
-    if arguments.plot:
-        plot(results, arguments.plot)
+    text = "\n\n".join(filter(None, [summary, listed, tables.footer(made)]))
+    print(text)
+    paths = plot(curves, arguments.plot) if arguments.plot else []
     if arguments.markdown:
-        tables.write(arguments.markdown, tables.figure_link(arguments, "Time per element") + text)
+        shown = figures.panels(paths, [f"Time per element, {curve['name']}" for curve in curves], arguments.markdown)
+        tables.write(arguments.markdown, (shown if paths else "") + text)
     if arguments.json:
-        made = {**tables.provenance(), "cliffs": found}
-        made["curves"] = [{"name": curve.name, "shapes": curve.shapes, "nanoseconds": best} for curve, best in results]
         tables.write(arguments.json, json.dumps(made, indent=1))
 
 

@@ -39,10 +39,13 @@ def provenance():
     }
 
 
-def footer():
-    """The same in a paragraph."""
-    made = provenance()
-    return f"Measured on {made['date']}: {made['machine']}; {made['versions']}.\nCommand: `{made['command']}`."
+MADE = "<!-- made -->"  # stands before the footer, so that a page can include that alone
+
+
+def footer(made=None):
+    """The same, of this run or of an earlier one, in a paragraph."""
+    made = provenance() if made is None else made
+    return f"{MADE}\nMeasured on {made['date']}: {made['machine']}; {made['versions']}.\nCommand: `{made['command']}`."
 
 
 def markdown(header, rows):
@@ -55,7 +58,8 @@ def add_outputs(parser, text, drawing, quick):
     """The options of every script that measures: where its results go, and how long it takes."""
     parser.add_argument("--markdown", metavar="FILE", help=f"write {text} there")
     parser.add_argument("--json", metavar="FILE", help="write every figure there")
-    parser.add_argument("--plot", metavar="FILE", help=f"draw {drawing}: .svg, .png")
+    parser.add_argument("--from-json", metavar="FILE", help="measure nothing: take the figures that --json wrote")
+    parser.add_argument("--plot", metavar="FILE", help=f"draw {drawing}: .svg, .png, and more files named after it")
     parser.add_argument("--quick", action="store_true", help=f"{quick}: a trial")
 
 
@@ -63,32 +67,6 @@ def write(path, text):
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text.rstrip("\n") + "\n")
-
-
-def pyplot():
-    """Matplotlib without a screen, which makes the same file from the same figures."""
-    try:
-        import matplotlib
-    except ImportError:
-        sys.exit("--plot needs Matplotlib")
-    matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "npnorm"
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
-def save_figure(figure, path):
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None)
-
-
-def figure_link(arguments, words):
-    """The line that shows the plot, if there is one, in the page that --markdown writes."""
-    if not arguments.plot:
-        return ""
-    link = os.path.relpath(Path(arguments.plot).resolve(), Path(arguments.markdown).resolve().parent)
-    return f"![{words}]({Path(link).as_posix()})\n\n"
 
 
 def put_in_readme(name, text):

@@ -29,6 +29,8 @@ numpydoc_show_class_members = False
 default_role = "code"
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["npnorm.css"]
 html_title = f"npnorm {version}"
 html_show_copyright = False
 

@@ -1,33 +1,35 @@
-"""Draw docs/images/geometry.svg: what LayerNorm and RMSNorm do to vectors of three numbers.
+"""Draw docs/images/geometry-*.svg: what LayerNorm and RMSNorm do to vectors of three numbers.
 
 Run from the repository: ``python docs/scripts/plot_geometry.py`` (needs Matplotlib).
 """
 
+import sys
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 
-matplotlib.use("svg")
-matplotlib.rcParams["svg.hashsalt"] = "npnorm"  # the same drawing gives the same file
-matplotlib.rcParams["font.size"] = 12
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "asv_bench"))
 
-import matplotlib.pyplot as plt  # noqa: E402
+import figures  # noqa: E402
+from figures import INK, PAPER  # noqa: E402
 from mpl_toolkits.mplot3d.art3d import Poly3DCollection  # noqa: E402
 
+plt = figures.pyplot()
 RADIUS = np.sqrt(3)
-INK, BEFORE, AFTER, PLANE = "#30343b", "#8a8f98", "#c4462d", "#4a78b5"
+BEFORE, AFTER, PLANE = "#8a8f98", "#d0533a", "#4a78b5"
 
 
-def panel(figure, position, title):
+def panel(title):
     """A 3-d axes without its box, seen so that the diagonal (1, 1, 1) points up and away."""
-    axes = figure.add_subplot(1, 3, position, projection="3d")
+    figure = plt.figure(figsize=(3.4, 3.3))
+    axes = figure.add_axes((0, 0, 1, 0.9), projection="3d")
     axes.set_proj_type("ortho")
     axes.view_init(elev=14, azim=12)
     axes.set(xlim=(-2, 2), ylim=(-2, 2), zlim=(-2, 2))
-    axes.set_box_aspect((1, 1, 1), zoom=1.22)
+    axes.set_box_aspect((1, 1, 1), zoom=1.35)
     axes.set_axis_off()
-    axes.set_title(title, color=INK, y=1.02)
+    axes.set_title(title, y=1.02)
     return axes
 
 
@@ -46,8 +48,12 @@ def draw_moves(axes, start, end):
     """A thin line for the way of each vector, an open dot where it was, a full one where it is."""
     for a, b in zip(start, end, strict=True):
         axes.plot(*np.array([a, b]).T, color=BEFORE, linewidth=0.8)
-    axes.scatter(*start.T, facecolor="white", edgecolor=BEFORE, s=22, depthshade=False)
+    axes.scatter(*start.T, facecolor=PAPER, edgecolor=BEFORE, s=22, depthshade=False)
     axes.scatter(*end.T, color=AFTER, s=22, depthshade=False)
+
+
+def save(axes, name):
+    figures.save(axes.figure, ROOT / "docs" / "images" / f"geometry-{name}.svg")
 
 
 def main():
@@ -57,19 +63,22 @@ def main():
     layer_normed = RADIUS * centred / np.linalg.norm(centred, axis=1, keepdims=True)
     rms_normed = RADIUS * x / np.linalg.norm(x, axis=1, keepdims=True)
 
-    figure = plt.figure(figsize=(12, 4.2))
-    axes = panel(figure, 1, "LayerNorm, step 1: subtract the mean")
+    axes = panel("LayerNorm, step 1: subtract the mean")
     draw_plane(axes)
     draw_moves(axes, x, centred)
 
-    axes = panel(figure, 2, "LayerNorm, step 2: variance 1")
+    save(axes, "plane")
+
+    axes = panel("LayerNorm, step 2: variance 1")
     across, along = draw_plane(axes)
     angle = np.linspace(0, 2 * np.pi, 200)
     circle = RADIUS * (np.outer(np.cos(angle), across) + np.outer(np.sin(angle), along))
     axes.plot(*circle.T, color=AFTER, linewidth=1.2)
     draw_moves(axes, centred, layer_normed)
 
-    axes = panel(figure, 3, "RMSNorm: mean square 1")
+    save(axes, "circle")
+
+    axes = panel("RMSNorm: mean square 1")
     longitude, latitude = np.mgrid[0 : 2 * np.pi : 60j, 0 : np.pi : 30j]
     sphere = RADIUS * np.array(
         [
@@ -81,9 +90,7 @@ def main():
     axes.plot_wireframe(*sphere, color=PLANE, alpha=0.25, linewidth=0.5, rstride=5, cstride=3)
     draw_moves(axes, x, rms_normed)
 
-    figure.subplots_adjust(left=0, right=1, bottom=0, top=0.9, wspace=0)
-    path = Path(__file__).resolve().parents[1] / "images" / "geometry.svg"
-    figure.savefig(path, metadata={"Date": None}, facecolor="white")
+    save(axes, "sphere")
 
 
 if __name__ == "__main__":
