@@ -1,7 +1,8 @@
 """Write docs/_generated/accuracy.md: the error of a norm's output, in units of machine epsilon.
 
-Run from the repository: ``python asv_bench/accuracy_table.py``; it draws docs/images/accuracy.svg, too. The answers to compare with are
-computed in extended precision (`numpy.longdouble`), independently of `npnorm.reference`.
+Run from the repository: ``python asv_bench/accuracy_table.py``. It draws docs/images/accuracy.svg, too. The
+answers to compare with are computed in extended precision (`numpy.longdouble`), independently of
+`npnorm.reference`.
 """
 
 import warnings
@@ -71,10 +72,15 @@ def plot(normal, weight, bias, libraries, path):
         axes.text(offsets[0], 1.4 / EPSILON, "no digit is right", fontsize=9)
 
 
-def main():
+def arrays():
+    """Rows to move and scale, weight and bias."""
     random = np.random.default_rng(20250101)
     normal = random.standard_normal((ROWS, COLS))
-    weight, bias = random.standard_normal((2, COLS)).astype(np.float32)
+    return normal, *random.standard_normal((2, COLS)).astype(np.float32)
+
+
+def main():
+    normal, weight, bias = arrays()
     inputs = {
         "`randn`": normal,
         "`randn + 10`": normal + 10,

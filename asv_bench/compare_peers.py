@@ -140,11 +140,14 @@ def plot(records, path):
     for title, chosen in each_norm(records):
         paths.append(figures.beside(path, title.lower().replace(" ", "-")))
         with figures.panel(paths[-1], title, height=4.4) as axes:
+            places = list(dict.fromkeys(map(label, chosen)))
             for name, times in over_copy(chosen).items():
                 line = "-" if name in figures.COLOURS else "--"
-                axes.plot(times.keys(), times.values(), line + "o", color=figures.colour(name), label=name, markersize=4)
+                axes.plot(
+                    times.keys(), times.values(), line + "o", color=figures.colour(name), label=name, markersize=4
+                )
             finish(axes)
-            axes.tick_params("x", rotation=45)
+            axes.set_xticks(range(len(places)), places, rotation=45, ha="right", rotation_mode="anchor")
     return paths
 
 

@@ -172,10 +172,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     tables.add_outputs(parser, "the cliffs", "the curves", "every fourth point, once")
     arguments = parser.parse_args()
-    if arguments.from_json:
-        made = json.loads(Path(arguments.from_json).read_text())
-    else:
-        made = measured(arguments.quick)
+    made = json.loads(Path(arguments.from_json).read_text()) if arguments.from_json else measured(arguments.quick)
     curves = made["curves"]
     points = sum(len(curve["shapes"]) for curve in curves)
     found = made["cliffs"]

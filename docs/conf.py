@@ -2,7 +2,9 @@
 
 import os
 import re
+import shutil
 import sys
+from pathlib import Path
 
 sys.path.insert(0, os.path.abspath(".."))
 
@@ -34,11 +36,22 @@ html_css_files = ["npnorm.css"]
 html_title = f"npnorm {version}"
 html_show_copyright = False
 
+# The graphs of `make bench-history`, where it was run before: a part of the site, and linked to.
+HISTORY = Path(__file__).resolve().parents[1] / "asv_bench" / "html"
+if (HISTORY / "index.html").exists():
+    tags.add("history")  # noqa: F821  (Sphinx puts it here)
+
+
+def close_examples(app, page, source):
+    """Drop the blank line that ends each example: doctest needs it, a reader does not."""
+    source[0] = re.sub("\n\n```\n(?!````)", "\n```\n", source[0])
+
+
+def add_history(app, error):
+    if app.tags.has("history") and app.builder.format == "html" and not error:
+        shutil.copytree(HISTORY, Path(app.outdir) / "history", dirs_exist_ok=True)
+
 
 def setup(app):
-    """Drop the blank line that ends each example: doctest needs it, a reader does not."""
-
-    def close_examples(app, page, source):
-        source[0] = re.sub("\n\n```\n(?!````)", "\n```\n", source[0])
-
     app.connect("source-read", close_examples)
+    app.connect("build-finished", add_history)

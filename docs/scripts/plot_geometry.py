@@ -22,12 +22,12 @@ BEFORE, AFTER, PLANE = "#8a8f98", "#d0533a", "#4a78b5"
 
 def panel(title):
     """A 3-d axes without its box, seen so that the diagonal (1, 1, 1) points up and away."""
-    figure = plt.figure(figsize=(3.4, 3.3))
+    figure = plt.figure(figsize=(3.4, 3.2))
     axes = figure.add_axes((0, 0, 1, 0.9), projection="3d")
     axes.set_proj_type("ortho")
     axes.view_init(elev=14, azim=12)
     axes.set(xlim=(-2, 2), ylim=(-2, 2), zlim=(-2, 2))
-    axes.set_box_aspect((1, 1, 1), zoom=1.35)
+    axes.set_box_aspect((1, 1, 1), zoom=1.25)
     axes.set_axis_off()
     axes.set_title(title, y=1.02)
     return axes
