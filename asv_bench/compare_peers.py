@@ -29,7 +29,6 @@ SHAPES = {
     "bfloat16": ["16x4096", "512x4096"],
 }
 QUICK = {"float32": ["64x768", "512x768"], "float16": ["16x4096"], "bfloat16": []}
-OUTLINE_SHAPE = "4096x768"
 README_SHAPES = ["512x768", "4096x768"]
 TITLES = {"LN": "LayerNorm", "RMS": "RMSNorm"}
 COPY, OUT = "np.copyto", "npnorm, out="
@@ -154,13 +153,14 @@ def plot(records, path):
 def outline(records, path):
     """Every norm and direction at one shape, in bars that begin at the time of a copy."""
     bars = {}
-    for title, chosen in each_norm(r for r in records if (r["dtype"], r["shape"]) == ("float32", OUTLINE_SHAPE)):
+    shape = [r["shape"] for r in records if r["shape"] in README_SHAPES][-1]
+    for title, chosen in each_norm(r for r in records if (r["dtype"], r["shape"]) == ("float32", shape)):
         for name, times in over_copy(chosen).items():
             if name in (OUT, *figures.COLOURS):
                 bars.setdefault(name, {})[title.replace(" ", "\n")] = next(iter(times.values()))
     groups = list(bars["npnorm"])
     width = 0.85 / len(bars)
-    with figures.panel(path, f"Time, {label({'shape': OUTLINE_SHAPE, 'dtype': 'float32'})} float32") as axes:
+    with figures.panel(path, f"Time, {label({'shape': shape, 'dtype': 'float32'})} float32") as axes:
         for index, (name, times) in enumerate(bars.items()):
             where = [groups.index(group) + (index - (len(bars) - 1) / 2) * width for group in times]
             style = {"color": figures.colour(name), "alpha": 0.6 if name == OUT else 1.0}
