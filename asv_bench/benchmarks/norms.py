@@ -29,7 +29,7 @@ class Forward(_Sampled):
     def track_into(self, operation, dtype, shape):
         return ratio_to_copy(self.cell.into, self.cell.traffic)
 
-    track_into.unit = "x copy"
+    track_into.unit = "times a copy"
 
 
 class Backward(Forward):
