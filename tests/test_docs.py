@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +34,18 @@ def test_functions_have_examples(name):
 def test_dir_shows_what_is_public():
     assert set(npnorm.__all__) <= set(dir(npnorm))
     assert not any(name.startswith("_") for name in npnorm.__all__)
+
+
+DRAWINGS = sorted((Path(__file__).parents[1] / "docs" / "images").glob("*.svg"))
+
+
+@pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda path: path.stem)
+def test_drawings_are_shown_and_suit_dark_pages(drawing):
+    """Drawn with asv_bench/figures.py: no background, ink that follows the page, letters not too small for a phone."""
+    docs = drawing.parents[1]
+    pages = [*docs.glob("*.md"), *docs.glob("_generated/*.md")]
+    assert any(f"images/{drawing.name})" in page.read_text(encoding="utf-8") for page in pages)
+    text = drawing.read_text(encoding="utf-8")
+    assert "prefers-color-scheme: dark" in text
+    assert not re.search(r"(?<!, )#30343b(?!; --)", text)
+    assert float(re.search(r'width="([\d.]+)pt"', text)[1]) < 360
