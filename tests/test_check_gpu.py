@@ -1,0 +1,112 @@
+"""The check for machines with a GPU, tried out on host memory; and on faults, which it must find."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import device
+import pytest
+
+from npnorm.cuda import driver, launch
+
+FOLDER = Path(__file__).parent / "gpu"
+PROGRAM = FOLDER / "check_gpu.py"
+
+FEW = "RMS bf16|LN f64|add LN f32|D = 7|rows apart, odd|columns apart|beyond 2^31 elements|constant"
+
+
+def test_a_dry_run(tmp_path):
+    figures, tables = tmp_path / "gpu.json", tmp_path / "gpu.md"
+    command = [*(sys.executable, PROGRAM, "--dry-run", "--cases", FEW), *("--json", figures, "--markdown", tables)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(figures.read_text())
+    assert found["passed"] and found["dry_run"]
+    for name in ("ceilings", "correctness", "streams", "graphs", "large", "launch cost", "speed"):
+        assert found["sections"][name]["status"].startswith("passed"), name
+    assert len(found["sections"]["correctness"]["cases"]) == FEW.count("|") + 1
+    assert "| LayerNorm" in tables.read_text() and "**RMSNorm backward, float32**" in tables.read_text()
+
+
+def test_time_that_is_up():
+    command = [sys.executable, PROGRAM, "--dry-run", "--budget", "0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "not complete: versions" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.fixture
+def check(monkeypatch):
+    """`check(name)`: one of the correctness cases on a simulated device, whose driver the test may change."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import gpu_cases
+    import gpu_machine
+
+    monkeypatch.setattr(launch, "_known", {})
+    for name in device.FUNCTIONS:  # restored at the end
+        monkeypatch.setattr(driver, name, getattr(driver, name))
+    machine = gpu_machine.Simulated()
+    cases = {case.name: case for case in gpu_cases.CASES}
+
+    def run(name):
+        return gpu_cases.check(machine, cases[name])
+
+    run.machine = machine
+    return run
+
+
+def beyond_the_end(self, what, arguments):
+    """Two bytes behind the last row of y."""
+    y, rows, cols, step = arguments[5], *arguments[8:10], arguments[17]
+    if y and what.spec.kind == "forward":
+        self._bytes(y + 2 * ((rows - 1) * max(step, cols) + cols), 2)[...] = 1
+
+
+def into_x(self, what, arguments):
+    """x itself."""
+    self._bytes(arguments[0], 1)[...] ^= 1
+
+
+def a_little_off(self, what, arguments):
+    """One number of y."""
+    if what.spec.kind == "forward" and arguments[5]:
+        self._bytes(arguments[5], 2)[...] = 0x11
+
+
+def nothing_written(self, what, arguments):
+    """One number of y left as it was."""
+    if what.spec.kind == "forward" and arguments[5]:
+        self._bytes(arguments[5] + 8, 2)[...] = 0xFF
+
+
+def by_the_batch(self, what, arguments):
+    """The last bit of y, in small batches."""
+    if what.spec.kind == "forward" and arguments[5] and arguments[8] < 4:
+        self._bytes(arguments[5], 1)[...] ^= 1
+
+
+def by_chance(self, what, arguments):
+    """The last bit of dweight, every other time."""
+    if what.spec.kind == "total" and arguments[2]:
+        self.count = getattr(self, "count", 0) + 1
+        self._bytes(arguments[2], 1)[...] ^= self.count % 2
+
+
+@pytest.mark.parametrize(
+    "fault, message",
+    [
+        (beyond_the_end, "beside an output"), (into_x, "an input"), (a_little_off, "out of bounds"),
+        (nothing_written, "out of bounds"), (by_the_batch, "in a batch of few rows"), (by_chance, "dweight, again"),
+    ],
+)  # fmt: skip
+def test_faults_are_found(check, monkeypatch, fault, message):
+    right = driver.launch
+
+    def wrong(what, arguments, stream):
+        right(what, arguments, stream)
+        fault(check.machine, what, arguments)
+
+    assert 0 < check("RMS bf16") <= 1
+    monkeypatch.setattr(driver, "launch", wrong)
+    with pytest.raises(AssertionError, match=message):
+        check("RMS bf16")
