@@ -35,6 +35,35 @@ def test_time_that_is_up():
     assert done.returncode == 0 and "not complete: versions" in done.stdout, done.stdout + done.stderr
 
 
+def test_a_device_that_is_lost(tmp_path):
+    """As after an access to a wrong address, all calls fail in the process; the rest runs in another."""
+    figures = tmp_path / "gpu.json"
+    program = f"""
+import sys
+sys.path.insert(0, {str(FOLDER)!r})
+import check_gpu, gpu_machine
+def synchronize(self):
+    raise RuntimeError("the device is lost")
+def launch(*_):
+    gpu_machine.Simulated.synchronize = synchronize
+    raise RuntimeError("a wrong address")
+class Lost(gpu_machine.Simulated):
+    def __init__(self):
+        super().__init__()
+        gpu_machine.driver.launch = launch
+gpu_machine.Simulated = Lost
+sys.exit(check_gpu.main())
+"""
+    options = ["--dry-run", "--only", "versions", "correctness", "graphs", "--cases", "LN f64|D = 7|constant"]
+    done = subprocess.run([sys.executable, "-c", program, *options, "--json", figures], capture_output=True, text=True)
+    assert done.returncode == 1 and "FAILED: correctness\n" in done.stdout, done.stdout + done.stderr
+    sections = json.loads(figures.read_text())["sections"]
+    first, *others = sections["correctness"]["cases"].values()
+    assert first.startswith("FAILED: RuntimeError: ") and len(others) == 2
+    assert all(outcome.startswith("largest error") for outcome in others)
+    assert sections["graphs"]["status"] == "passed"
+
+
 @pytest.fixture
 def check(monkeypatch):
     """`check(name)`: one of the correctness cases on a simulated device, whose driver the test may change."""

@@ -22,6 +22,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -45,10 +46,12 @@ def main():
     if options.build_cubins:
         return build_cubins(Path(options.build_cubins), options)
     check = Check(options)
-    for name, section in SECTIONS.items():
-        if options.only and name not in options.only:
-            continue
-        check.run(name, section)
+    names = [name for name in SECTIONS if not options.only or name in options.only]
+    for number, name in enumerate(names, 1):
+        check.run(name, SECTIONS[name])
+        if check.is_lost():
+            check.go_on(names[number:])
+            break
     return check.end()
 
 
@@ -103,6 +106,43 @@ class Check:
             self.failed.append(name)
         print(f"   {name}: {found['status']} ({found['seconds']} s)", flush=True)
         self.write()
+
+    def is_lost(self):
+        """Whether the device no longer works for this process, as after an access to a wrong address."""
+        try:
+            if self.machine is not None:
+                self.machine.synchronize()
+        except Exception:
+            return True
+        return False
+
+    def go_on(self, names):
+        """The rest in another process: the sections named, and the cases that are left."""
+        sections, options = self.results["sections"], self.options
+        cases = sections.get("correctness", {}).pop("left", [])
+        names = ["correctness"] * bool(cases) + names
+        if not names or self.left() < 5:
+            return
+        print("   the device no longer works for this process: the rest runs in another", flush=True)
+        with TemporaryDirectory() as folder:
+            figures = Path(folder) / "rest.json"
+            command = [
+                *(sys.executable, __file__, "--only", "versions", *names, "--json", str(figures)),
+                *("--budget", str(self.left()), *["--cases", "|".join(cases)][: 2 * bool(cases)]),
+                *(("--cubins", options.cubins) if options.cubins else ()),
+                *["--no-peers"] * options.no_peers,
+                *["--dry-run"] * options.dry_run,
+            ]
+            subprocess.run(command)
+            found = json.loads(figures.read_text())
+        for name, section in found["sections"].items():
+            if name == "correctness":
+                sections[name]["cases"] |= section["cases"]
+            elif name != "versions":
+                sections[name] = section
+            if section["status"].startswith("FAILED") and name not in self.failed:
+                self.failed.append(name)
+        self.compiled += found["compiled_here"]
 
     def write(self):
         if self.options.json:
@@ -223,9 +263,8 @@ def correctness(check, found):
     if unknown:
         raise ValueError(f"there are no cases {sorted(unknown)}")
     found["cases"], failed, skipped = {}, [], 0
-    for case in CASES:
-        if wanted and case.name not in wanted:
-            continue
+    cases = [case for case in CASES if not wanted or case.name in wanted]
+    for number, case in enumerate(cases, 1):
         if check.left() < 2:
             skipped += 1
             continue
@@ -240,6 +279,9 @@ def correctness(check, found):
                 traceback.print_exc(limit=-4)
         found["cases"][case.name] = outcome
         print(f"   {case.name:<24} {outcome} ({time.perf_counter() - begin:.2f} s)", flush=True)
+        if case.name in failed and check.is_lost():
+            found["left"] = [case.name for case in cases[number:]]
+            break
     if failed:
         return f"FAILED: {len(failed)} of {len(found['cases'])} cases: {', '.join(failed)}"
     return f"passed {len(found['cases'])} cases" + (f"; skipped for time: {skipped}" if skipped else "")

@@ -78,7 +78,11 @@ class Gpu:
         cuda = driver._cuda()
         self.bindings, self.core = cuda.driver, cuda.core
         self._do(self.bindings.cuCtxSetCurrent(driver._primary(0)))
-        self.copier = self.core.ObjectCode.from_ptx(COPY.encode()).get_kernel("copy_words")
+        try:
+            self.copier = self.core.ObjectCode.from_ptx(COPY.encode()).get_kernel("copy_words")
+        except Exception as error:
+            print(f"   the copy kernel cannot be loaded, the driver's copy takes its place: {error}")
+            self.copier = None
         self.delays = None
 
     @staticmethod
@@ -103,6 +107,7 @@ class Gpu:
         name, capability = driver.devices()[0]
         return {
             "device": name, "capability": "{}.{}".format(*capability), **found,
+            "copy_kernel": self.copier is not None,
             "driver": int(self._do(self.bindings.cuDriverGetVersion())),
             "memory_gib": round(int(total) / 2**30, 1), "free_gib": round(int(free) / 2**30, 1),
         }  # fmt: skip
@@ -131,6 +136,8 @@ class Gpu:
         self._do(self.bindings.cuMemcpyDtoDAsync(target, source, size, stream))
 
     def copy_by_kernel(self, target, source, size):
+        if self.copier is None:
+            return self.copy(target, source, size)
         blocks, rest = divmod(size, 16 * WORDS)
         assert not rest
         config = self.core.LaunchConfig(grid=(blocks, 1, 1), block=(256, 1, 1))
