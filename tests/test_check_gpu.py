@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import device
 import pytest
@@ -62,6 +63,34 @@ sys.exit(check_gpu.main())
     assert first.startswith("FAILED: RuntimeError: ") and len(others) == 2
     assert all(outcome.startswith("largest error") for outcome in others)
     assert sections["graphs"]["status"] == "passed"
+
+
+def test_compute_sanitizer(tmp_path, monkeypatch):
+    """What it says by its status and its last line, in the words of a stand-in."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import gpu_sanitizer
+
+    program = tmp_path / "compute-sanitizer"
+    program.write_text("""#!/bin/sh
+case "$2" in
+memcheck) echo "========= ERROR SUMMARY: 0 errors" ;;
+racecheck) echo "========= RACECHECK SUMMARY: 2 hazards displayed" ; exit 99 ;;
+initcheck) echo "========= Error: Device not supported" ; exit 1 ;;
+synccheck) exec sleep 20 ;;
+esac
+""")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(gpu_sanitizer, "LONGEST", 1)
+    check = SimpleNamespace(
+        machine=SimpleNamespace(real=True), left=lambda: 100, options=SimpleNamespace(cubins=None, no_peers=True)
+    )
+    found = {}
+    assert gpu_sanitizer.sanitizer(check, found) == "FAILED: racecheck"
+    assert found["memcheck"] == "passed: ========= ERROR SUMMARY: 0 errors"
+    assert found["racecheck"].startswith("FAILED with status 99")
+    assert found["initcheck"] == "skipped: it does not work on this machine"
+    assert found["synccheck"] == "skipped: it takes too long"
 
 
 @pytest.fixture

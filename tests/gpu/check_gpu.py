@@ -12,30 +12,24 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
 import traceback
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import gpu_sanitizer  # noqa: E402
+
 PACKAGES = (
     *("npnorm", "numpy", "ml_dtypes", "numba", "numba-cuda", "cuda-core", "cuda-bindings", "nvidia-nvvm"),
     *("nvidia-nvjitlink", "nvidia-cuda-nvcc", "torch", "triton", "liger-kernel", "cupy-cuda13x", "cupy-cuda12x"),
 )
-
-SANITIZED = ("LN bf16", "RMS bare", "D = 7", "odd D", "D = 16,384", "rows apart, odd", "add RMS bf16")
-"""Cases that compute-sanitizer sees."""
-
-TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 COMPILED_COLUMNS = (1024, 4096, 16384)
 """Widths at which PyTorch's compiler is measured, which takes seconds for each."""
@@ -44,6 +38,8 @@ COMPILED_COLUMNS = (1024, 4096, 16384)
 def main():
     options = parsed()
     if options.build_cubins:
+        from gpu_cubins import build_cubins
+
         return build_cubins(Path(options.build_cubins), options)
     check = Check(options)
     names = [name for name in SECTIONS if not options.only or name in options.only]
@@ -188,9 +184,11 @@ def versions(check, found):
     found["packages"] = {name: _version(name) for name in PACKAGES}
     print("   python", found["python"], *(f"{name} {v}" for name, v in found["packages"].items() if v))
     print("   not installed:", ", ".join(name for name, v in found["packages"].items() if not v))
-    found["compute_sanitizer"] = _sanitizer()
+    found["compute_sanitizer"] = gpu_sanitizer.program()
     if check.options.cubins:
-        found["cubins"] = _take_cubins(Path(check.options.cubins))
+        from gpu_cubins import take_cubins
+
+        found["cubins"] = take_cubins(Path(check.options.cubins))
         print("   cubins:", found["cubins"])
     check.machine = _machine(check, found)
     found["device"] = check.machine.about()
@@ -202,21 +200,6 @@ def _version(package):
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _take_cubins(folder):
-    """Have npnorm look into a folder, for kernels that another installation has compiled."""
-    os.environ["NPNORM_CACHE_DIR"] = str(folder.resolve())
-    manifest = json.loads((folder / "manifest.json").read_text())
-    import gpu_machine  # noqa: F401  finds npnorm
-
-    from npnorm.cuda import cache
-
-    if cache._sources() != manifest["sources"]:
-        return "made of other sources: all are compiled here"
-    # Machine code runs without the compilers that made it; their versions are part of its name all the same.
-    cache.versions = lambda: tuple(manifest["versions"])
-    return f"{manifest['kernels']} kernels for {manifest['capability']}"
 
 
 def _machine(check, found):
@@ -337,49 +320,6 @@ def launch_cost(check, found):
         print(f"   us on the host, {operation}:", ", ".join(shown))
 
 
-def _sanitizer():
-    return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
-
-
-def sanitizer(check, found):
-    """compute-sanitizer, over a process of its own for each of its tools."""
-    program = _sanitizer()
-    if program is None or not check.machine.real:
-        return "skipped: compute-sanitizer is not installed" if program is None else "skipped: not simulated"
-    bad = []
-    for tool in TOOLS:
-        if check.left() < 15:
-            found[tool] = "skipped: no time is left"
-            continue
-        command = [
-            *(program, "--tool", tool, "--error-exitcode", "99"),
-            *(sys.executable, str(Path(__file__).resolve()), "--only", "versions", "correctness"),
-            *("--cases", "|".join(SANITIZED), "--budget", str(min(60, check.left()))),
-            *(("--cubins", check.options.cubins) if check.options.cubins else ()),
-        ]  # fmt: skip
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=min(75, max(10, check.left())))
-        except subprocess.TimeoutExpired:
-            found[tool] = "skipped: it takes too long"
-            continue
-        text = done.stdout + done.stderr
-        last = [row for row in text.splitlines() if row.startswith("=========")][-1:]
-        if "not supported" in text and "ERROR SUMMARY: 0" not in text:
-            found[tool] = "skipped: it does not work on this machine"
-        elif done.returncode == 0:
-            found[tool] = f"passed: {' '.join(last)}"
-        else:
-            found[tool] = f"FAILED with status {done.returncode}: {' '.join(last)}"
-            found[f"{tool} output"] = text[-6000:]
-            print(text[-2500:])
-            bad.append(tool)
-        print("  ", tool, found[tool], flush=True)
-    if bad:
-        return f"FAILED: {', '.join(bad)}"
-    passed = [tool for tool in TOOLS if found[tool].startswith("passed")]
-    return f"passed {', '.join(passed)}" if passed else "skipped: " + "; ".join(dict.fromkeys(found.values()))
-
-
 def compiled(check, found):
     """What PyTorch's compiler makes of the same norms, with Triton."""
     import gpu_peers
@@ -415,81 +355,9 @@ SECTIONS = {
     "large": partial(behaviour, "large"),
     "launch cost": launch_cost,
     "speed": speed,
-    "sanitizer": sanitizer,
+    "sanitizer": gpu_sanitizer.sanitizer,
     "compiled": compiled,
 }
-
-
-# Kernels ahead of time.
-
-
-def build_cubins(folder, options):
-    """Compile every kernel that the check launches, under the names that npnorm looks for."""
-    os.environ["NPNORM_CACHE_DIR"] = str(folder.resolve())
-    folder.mkdir(parents=True, exist_ok=True)
-    import gpu_machine
-
-    from npnorm.cuda import cache
-
-    specs = planned(gpu_machine)
-    capability = tuple(map(int, options.capability.split(".")))
-    begin = time.perf_counter()
-    failed = 0
-    with ProcessPoolExecutor(max(1, options.jobs), mp_context=get_context("spawn")) as pool:
-        for number, (name, error) in enumerate(pool.map(_build, specs, [capability] * len(specs)), 1):
-            if error:
-                failed += 1
-                print(f"FAILED {name}: {error}", flush=True)
-            elif number % 25 == 0:
-                print(f"{number} of {len(specs)}, {time.perf_counter() - begin:.0f} s", flush=True)
-    files = cache.files(folder)
-    manifest = {
-        "capability": options.capability, "kernels": len(specs) - failed, "versions": cache.versions(),
-        "sources": cache._sources(),
-    }  # fmt: skip
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    print(f"{len(specs) - failed} of {len(specs)} kernels are in {folder}: {sum(files.values()) / 1e6:.1f} MB")
-    return 1 if failed else 0
-
-
-def planned(gpu_machine):
-    """The specs of all kernels that the sections launch."""
-    import gpu_behaviour
-    import gpu_peers
-    from gpu_cases import CASES, check
-    from gpu_speed import FORMATS, launch_costs, speed
-
-    machine = gpu_machine.Planned()
-    for case in CASES:
-        check(machine, case)
-    for name in ("streams", "graphs", "large"):
-        getattr(gpu_behaviour, name)(machine)
-    for values, weight in _library_arrays():
-        gpu_behaviour._right(machine, values, weight)
-    for format_ in FORMATS:
-        for _ in speed(machine, format_, gpu_peers.no_calls, lambda: True, lambda figures: None):
-            pass
-    launch_costs(machine, gpu_peers.no_calls)
-    return list(machine.specs)
-
-
-def _library_arrays():
-    from table import random
-
-    for format_ in ("bfloat16", "float32"):
-        yield random((40, 1000), format_), random(1000, format_, 1)
-
-
-def _build(spec, capability):
-    import gpu_machine  # noqa: F401  finds npnorm
-
-    from npnorm.cuda import cache
-
-    try:
-        cache.cubin(spec, capability)
-    except Exception as error:
-        return repr(spec), f"{type(error).__name__}: {error}"[:500]
-    return repr(spec), None
 
 
 if __name__ == "__main__":
