@@ -5,6 +5,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 COMMITS ?= 10
 BENCH ?= .
+BUDGET ?= 170
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +15,7 @@ extras = $(addprefix $(VENV)/extra-,$(1))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo train test test-cuda lint docs dist-check bench bench-history peers targets sweep clean
+.PHONY: help demo train test test-cuda check-gpu lint docs dist-check bench bench-history peers targets sweep clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +31,9 @@ test: $(call extras,test example) $(VENV)/model ## run the tests and the doctest
 
 test-cuda: $(call extras,test cu13) ## compile the CUDA kernels and test what comes out: no GPU is needed
 	@$(BIN)/python -m pytest -n $(WORKERS) tests/cuda_compile
+
+check-gpu: $(call extras,test cu13) ## check and measure the CUDA backend on a GPU: 3 minutes, and the first time 3 more
+	@$(BIN)/python tests/gpu/check_gpu.py --json build/gpu.json --markdown build/gpu.md --budget $(BUDGET)
 
 lint: $(call extras,lint) ## run ruff and mypy
 	@$(BIN)/ruff check

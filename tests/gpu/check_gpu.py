@@ -12,29 +12,24 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
 import traceback
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+
+import gpu_sanitizer  # noqa: E402
 
 PACKAGES = (
     *("npnorm", "numpy", "ml_dtypes", "numba", "numba-cuda", "cuda-core", "cuda-bindings", "nvidia-nvvm"),
     *("nvidia-nvjitlink", "nvidia-cuda-nvcc", "torch", "triton", "liger-kernel", "cupy-cuda13x", "cupy-cuda12x"),
 )
-
-SANITIZED = ("LN bf16", "RMS bare", "D = 7", "odd D", "D = 16,384", "rows apart, odd", "add RMS bf16")
-"""Cases that compute-sanitizer sees."""
-
-TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 COMPILED_COLUMNS = (1024, 4096, 16384)
 """Widths at which PyTorch's compiler is measured, which takes seconds for each."""
@@ -43,12 +38,16 @@ COMPILED_COLUMNS = (1024, 4096, 16384)
 def main():
     options = parsed()
     if options.build_cubins:
+        from gpu_cubins import build_cubins
+
         return build_cubins(Path(options.build_cubins), options)
     check = Check(options)
-    for name, section in SECTIONS.items():
-        if options.only and name not in options.only:
-            continue
-        check.run(name, section)
+    names = [name for name in SECTIONS if not options.only or name in options.only]
+    for number, name in enumerate(names, 1):
+        check.run(name, SECTIONS[name])
+        if check.is_lost():
+            check.go_on(names[number:])
+            break
     return check.end()
 
 
@@ -75,8 +74,11 @@ class Check:
         self.options, self.start = options, time.perf_counter()
         self.failed, self.machine, self.compiled = [], None, []
         self.results = {
-            "date": time.strftime("%Y-%m-%d"), "command": " ".join(sys.argv), "dry_run": options.dry_run, "sections": {},
-        }  # fmt: skip
+            "date": time.strftime("%Y-%m-%d"),
+            "command": " ".join(sys.argv),
+            "dry_run": options.dry_run,
+            "sections": {},
+        }
 
     def left(self):
         return self.options.budget - (time.perf_counter() - self.start)
@@ -100,6 +102,43 @@ class Check:
             self.failed.append(name)
         print(f"   {name}: {found['status']} ({found['seconds']} s)", flush=True)
         self.write()
+
+    def is_lost(self):
+        """Whether the device no longer works for this process, as after an access to a wrong address."""
+        try:
+            if self.machine is not None:
+                self.machine.synchronize()
+        except Exception:
+            return True
+        return False
+
+    def go_on(self, names):
+        """The rest in another process: the sections named, and the cases that are left."""
+        sections, options = self.results["sections"], self.options
+        cases = sections.get("correctness", {}).pop("left", [])
+        names = ["correctness"] * bool(cases) + names
+        if not names or self.left() < 5:
+            return
+        print("   the device no longer works for this process: the rest runs in another", flush=True)
+        with TemporaryDirectory() as folder:
+            figures = Path(folder) / "rest.json"
+            command = [
+                *(sys.executable, __file__, "--only", "versions", *names, "--json", str(figures)),
+                *("--budget", str(self.left()), *["--cases", "|".join(cases)][: 2 * bool(cases)]),
+                *(("--cubins", options.cubins) if options.cubins else ()),
+                *["--no-peers"] * options.no_peers,
+                *["--dry-run"] * options.dry_run,
+            ]
+            subprocess.run(command)
+            found = json.loads(figures.read_text())
+        for name, section in found["sections"].items():
+            if name == "correctness":
+                sections[name]["cases"] |= section["cases"]
+            elif name != "versions":
+                sections[name] = section
+            if section["status"].startswith("FAILED") and name not in self.failed:
+                self.failed.append(name)
+        self.compiled += found["compiled_here"]
 
     def write(self):
         if self.options.json:
@@ -145,9 +184,11 @@ def versions(check, found):
     found["packages"] = {name: _version(name) for name in PACKAGES}
     print("   python", found["python"], *(f"{name} {v}" for name, v in found["packages"].items() if v))
     print("   not installed:", ", ".join(name for name, v in found["packages"].items() if not v))
-    found["compute_sanitizer"] = _sanitizer()
+    found["compute_sanitizer"] = gpu_sanitizer.program()
     if check.options.cubins:
-        found["cubins"] = _take_cubins(Path(check.options.cubins))
+        from gpu_cubins import take_cubins
+
+        found["cubins"] = take_cubins(Path(check.options.cubins))
         print("   cubins:", found["cubins"])
     check.machine = _machine(check, found)
     found["device"] = check.machine.about()
@@ -159,21 +200,6 @@ def _version(package):
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _take_cubins(folder):
-    """Have npnorm look into a folder, for kernels that another installation has compiled."""
-    os.environ["NPNORM_CACHE_DIR"] = str(folder.resolve())
-    manifest = json.loads((folder / "manifest.json").read_text())
-    import gpu_machine  # noqa: F401  finds npnorm
-
-    from npnorm.cuda import cache
-
-    if cache._sources() != manifest["sources"]:
-        return "made of other sources: all are compiled here"
-    # Machine code runs without the compilers that made it; their versions are part of its name all the same.
-    cache.versions = lambda: tuple(manifest["versions"])
-    return f"{manifest['kernels']} kernels for {manifest['capability']}"
 
 
 def _machine(check, found):
@@ -212,16 +238,16 @@ def ceilings(check, found):
 
 
 def correctness(check, found):
-    from gpu_cases import CASES, check as run_case
+    from gpu_cases import CASES
+    from gpu_cases import check as run_case
 
     wanted = check.options.cases.split("|") if check.options.cases else None
     unknown = set(wanted or ()) - {case.name for case in CASES}
     if unknown:
         raise ValueError(f"there are no cases {sorted(unknown)}")
     found["cases"], failed, skipped = {}, [], 0
-    for case in CASES:
-        if wanted and case.name not in wanted:
-            continue
+    cases = [case for case in CASES if not wanted or case.name in wanted]
+    for number, case in enumerate(cases, 1):
         if check.left() < 2:
             skipped += 1
             continue
@@ -236,6 +262,9 @@ def correctness(check, found):
                 traceback.print_exc(limit=-4)
         found["cases"][case.name] = outcome
         print(f"   {case.name:<24} {outcome} ({time.perf_counter() - begin:.2f} s)", flush=True)
+        if case.name in failed and check.is_lost():
+            found["left"] = [case.name for case in cases[number:]]
+            break
     if failed:
         return f"FAILED: {len(failed)} of {len(found['cases'])} cases: {', '.join(failed)}"
     return f"passed {len(found['cases'])} cases" + (f"; skipped for time: {skipped}" if skipped else "")
@@ -267,8 +296,9 @@ def speed(check, found):
             found["rows"].append(figures)
         if check.peers() is not gpu_peers.no_calls:
             gpu_peers.free()
-    found["goals"] = goals(found["rows"], GOALS)
-    print(found["goals"])
+    if check.machine.real:
+        found["goals"] = goals(found["rows"], GOALS)
+        print(found["goals"])
 
 
 def launch_cost(check, found):
@@ -283,52 +313,11 @@ def launch_cost(check, found):
             for name, call in gpu_peers.npnorm_on_tensors(operation, "bfloat16", 8, 1024).items():
                 costs[name] = host_seconds(check.machine, call)
     for operation, costs in found["costs"].items():
-        shown = (f"{name} {1e6 * cost:.1f}" if isinstance(cost, float) else f"{name}: {cost}" for name, cost in costs.items())
+        shown = [
+            f"{name} {1e6 * cost:.1f}" if isinstance(cost, float) else f"{name}: {cost}"
+            for name, cost in costs.items()
+        ]
         print(f"   us on the host, {operation}:", ", ".join(shown))
-
-
-def _sanitizer():
-    return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
-
-
-def sanitizer(check, found):
-    """compute-sanitizer, over a process of its own for each of its tools."""
-    program = _sanitizer()
-    if program is None or not check.machine.real:
-        return "skipped: compute-sanitizer is not installed" if program is None else "skipped: not simulated"
-    bad = []
-    for tool in TOOLS:
-        if check.left() < 15:
-            found[tool] = "skipped: no time is left"
-            continue
-        # What surrounds arrays is poison that nobody allocates apart, and outputs are read by the host only.
-        command = [
-            *(program, "--tool", tool, "--error-exitcode", "99", "--launch-timeout", "60"),
-            *(sys.executable, str(Path(__file__).resolve()), "--only", "versions", "correctness"),
-            *("--cases", "|".join(SANITIZED), "--budget", str(min(60, check.left()))),
-            *(("--cubins", check.options.cubins) if check.options.cubins else ()),
-        ]  # fmt: skip
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=min(75, max(10, check.left())))
-        except subprocess.TimeoutExpired:
-            found[tool] = "skipped: it takes too long"
-            continue
-        text = done.stdout + done.stderr
-        last = [row for row in text.splitlines() if row.startswith("=========")][-1:]
-        if "not supported" in text and "ERROR SUMMARY: 0" not in text:
-            found[tool] = "skipped: it does not work on this machine"
-        elif done.returncode == 0:
-            found[tool] = f"passed: {' '.join(last)}"
-        else:
-            found[tool] = f"FAILED with status {done.returncode}: {' '.join(last)}"
-            found[f"{tool} output"] = text[-6000:]
-            print(text[-2500:])
-            bad.append(tool)
-        print("  ", tool, found[tool], flush=True)
-    if bad:
-        return f"FAILED: {', '.join(bad)}"
-    passed = [tool for tool in TOOLS if found[tool].startswith("passed")]
-    return f"passed {', '.join(passed)}" if passed else "skipped: " + "; ".join(dict.fromkeys(found.values()))
 
 
 def compiled(check, found):
@@ -352,7 +341,8 @@ def compiled(check, found):
                 except Exception as error:
                     taken = None
                     print(f"   {name}, {operation}: {type(error).__name__}: {error}"[:300], flush=True)
-                found["rows"].append({"operation": operation, "format": "bfloat16", "cols": cols, "peers": {name: taken}})
+                row = {"operation": operation, "format": "bfloat16", "cols": cols, "peers": {name: taken}}
+                found["rows"].append(row)
 
 
 SECTIONS = {
@@ -365,81 +355,9 @@ SECTIONS = {
     "large": partial(behaviour, "large"),
     "launch cost": launch_cost,
     "speed": speed,
-    "sanitizer": sanitizer,
+    "sanitizer": gpu_sanitizer.sanitizer,
     "compiled": compiled,
 }
-
-
-# Kernels ahead of time.
-
-
-def build_cubins(folder, options):
-    """Compile every kernel that the check launches, under the names that npnorm looks for."""
-    os.environ["NPNORM_CACHE_DIR"] = str(folder.resolve())
-    folder.mkdir(parents=True, exist_ok=True)
-    import gpu_machine
-
-    from npnorm.cuda import cache
-
-    specs = planned(gpu_machine)
-    capability = tuple(map(int, options.capability.split(".")))
-    begin = time.perf_counter()
-    failed = 0
-    with ProcessPoolExecutor(max(1, options.jobs), mp_context=get_context("spawn")) as pool:
-        for number, (name, error) in enumerate(pool.map(_build, specs, [capability] * len(specs)), 1):
-            if error:
-                failed += 1
-                print(f"FAILED {name}: {error}", flush=True)
-            elif number % 25 == 0:
-                print(f"{number} of {len(specs)}, {time.perf_counter() - begin:.0f} s", flush=True)
-    files = cache.files(folder)
-    manifest = {
-        "capability": options.capability, "kernels": len(specs) - failed, "versions": cache.versions(),
-        "sources": cache._sources(),
-    }  # fmt: skip
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    print(f"{len(specs) - failed} of {len(specs)} kernels are in {folder}: {sum(files.values()) / 1e6:.1f} MB")
-    return 1 if failed else 0
-
-
-def planned(gpu_machine):
-    """The specs of all kernels that the sections launch."""
-    import gpu_behaviour
-    import gpu_peers
-    from gpu_cases import CASES, check
-    from gpu_speed import FORMATS, launch_costs, speed
-
-    machine = gpu_machine.Planned()
-    for case in CASES:
-        check(machine, case)
-    for name in ("streams", "graphs", "large"):
-        getattr(gpu_behaviour, name)(machine)
-    for values, weight in _library_arrays():
-        gpu_behaviour._right(machine, values, weight)
-    for format_ in FORMATS:
-        for _ in speed(machine, format_, gpu_peers.no_calls, lambda: True, lambda figures: None):
-            pass
-    launch_costs(machine, gpu_peers.no_calls)
-    return list(machine.specs)
-
-
-def _library_arrays():
-    from table import random
-
-    for format_ in ("bfloat16", "float32"):
-        yield random((40, 1000), format_), random(1000, format_, 1)
-
-
-def _build(spec, capability):
-    import gpu_machine  # noqa: F401  finds npnorm
-
-    from npnorm.cuda import cache
-
-    try:
-        cache.cubin(spec, capability)
-    except Exception as error:
-        return repr(spec), f"{type(error).__name__}: {error}"[:500]
-    return repr(spec), None
 
 
 if __name__ == "__main__":

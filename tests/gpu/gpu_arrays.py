@@ -43,9 +43,9 @@ class Placed:
             machine.upload(self.pointer + offset, image)
             self.pieces.append((offset, image, row))
 
-    def _view(self, image, row, dtype=None):
+    def _view(self, image, row):
         shape = self.shape if row is None else (1, *self.shape[1:])
-        return np.ndarray(shape, dtype or self.dtype, image, self.start, self.strides)
+        return np.ndarray(shape, self.dtype, image, self.start, self.strides)
 
     @property
     def array(self):
@@ -60,14 +60,12 @@ class Placed:
             if written:
                 # What is left, once the elements are taken out, must be poison.
                 itemsize = self.dtype.itemsize
-                elements = np.lib.stride_tricks.as_strided(
-                    after[self.start :], (*values.shape, itemsize), (*self.strides, 1)
-                ) if values.size else after[:0]
-                elements[...] = 0xFF
+                np.ndarray((*values.shape, itemsize), np.uint8, after, self.start, (*self.strides, 1))[...] = 0xFF
             changed = np.flatnonzero(after != before)
             if self.machine.judged and changed.size:
                 what = "beside an output" if written else "an input"
-                raise AssertionError(f"{what}: {changed.size} bytes are changed, the first at {changed[0] - self.start}")
+                first = changed[0] - self.start
+                raise AssertionError(f"{what}: {changed.size} bytes are changed, the first at {first}")
             found.append(values)
         return found[0] if len(found) == 1 else np.concatenate(found)
 
@@ -80,7 +78,7 @@ def _laid_out(shape, itemsize, layout, far):
     if layout not in LAYOUTS:
         raise ValueError(f"there is no layout {layout!r}")
     if layout == "far apart":
-        return 0, (far * itemsize, itemsize), shape[0] * far * itemsize
+        return 0, (far * itemsize, itemsize), ((shape[0] - 1) * far + shape[1]) * itemsize
     step = itemsize * (2 if layout == "columns apart" else 1)
     pad = itemsize if layout == "rows apart, odd" else PADS.get(layout, 0)
     strides, size = [step], shape[-1] * step

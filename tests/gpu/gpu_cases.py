@@ -80,7 +80,7 @@ def _cases():
     yield Case("columns apart", rms, (33, 768), "bfloat16", "bfloat16", layout="columns apart")
     yield Case("lead axes apart", ln, (3, 2, 5, 256), "float32", "float32", "float32", layout="lead axes apart")
     yield Case("byte-swapped", ln, (33, 768), "float32", "float32", "float32", layout="byte-swapped")
-    yield Case("beyond 2^31 elements", ln, (4, 4096), "bfloat16", "bfloat16", "bfloat16", layout="far apart")
+    yield Case("beyond 2^31 elements", ln, (3, 4096), "bfloat16", "bfloat16", "bfloat16", layout="far apart")
     yield Case("offset", ln, (40, 4096), "float32", "float32", "float32", values="offset")
     yield Case("offset bf16", ln, (40, 2048), "bfloat16", "bfloat16", "bfloat16", values="offset")
     yield Case("outliers", ln, (40, 4096), "float32", "float32", "float32", values="outliers")
@@ -162,7 +162,8 @@ class Run:
 
     def _vector(self, values):
         """A weight or bias: misaligned where the rest is."""
-        return self._put(values, self.layout if self.layout in ("misaligned", "odd address", "byte-swapped") else "contiguous")
+        odd = self.layout in ("misaligned", "odd address", "byte-swapped")
+        return self._put(values, self.layout if odd else "contiguous")
 
     def _room(self, shape, dtype, layout=None):
         placed = Placed(self.machine, shape, dtype, layout or self.layout)
@@ -224,36 +225,33 @@ class Run:
 
 
 RESULTS = ("y", "residual_out", "mean", "rstd", "dx", "dweight", "dbias")
-
-
-def _same(name, first, second, what, rows=slice(None)):
-    first, second = getattr(first, name), getattr(second, name)
-    if first is not None:
-        bounds.assert_same_bits(second, first[rows], f"{name}, {what}")
+"""The last two are sums over rows."""
 
 
 @np.errstate(all="ignore")
 def check(machine, case):
     """Run a case in all ways, and judge it. Returns the largest error in units of its bound."""
     data = _data(case)
-    runs = {"first": Run(machine, case, data, case.layout)}
-    runs["again"] = Run(machine, case, data, case.layout)
-    runs["statistics left out"] = Run(machine, case, data, case.layout, statistics=False)
-    few = slice(1, 3) if len(data.x) > 3 else slice(0, 1)
-    runs["a batch of few"] = Run(machine, case, data, rows=few)
+    run = Run(machine, case, data, case.layout)
+    everything, few = slice(None), slice(1, 3) if len(data.x) > 3 else slice(0, 1)
+    others = [
+        ("again", Run(machine, case, data, case.layout), RESULTS, everything),
+        ("statistics left out", Run(machine, case, data, case.layout, statistics=False), RESULTS, everything),
+        ("in a batch of few rows", Run(machine, case, data, rows=few), RESULTS[:5], few),
+    ]
     if case.layout != "contiguous":
-        runs["contiguous"] = Run(machine, case, data)
+        others.append(("contiguous", Run(machine, case, data), RESULTS, everything))
     if not machine.judged:
         return None
-    return _judge(case, data, runs)
+    worst = _judge(case, data, run)
+    for what, other, names, rows in others:
+        for name in names:
+            if getattr(run, name) is not None:
+                bounds.assert_same_bits(getattr(other, name), getattr(run, name)[rows], f"{name}, {what}")
+    return worst
 
 
-def _judge(case, data, runs):
-    run = runs["first"]
-    for what, other in runs.items():
-        for name in RESULTS[:5] if what == "a batch of few" else RESULTS:
-            _same(name, run, other, what, slice(1, 3) if what == "a batch of few" and len(data.x) > 3 else slice(
-                0, 1 if what == "a batch of few" else None))
+def _judge(case, data, run):
     if data.residual is not None:
         bounds.assert_same_bits(run.residual_out, data.normed, "residual_out beside npnorm.reference")
     norm = case.norm

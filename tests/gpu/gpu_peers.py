@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 SETS = 3
 EPS = 1e-5
+DEVICE = "cuda"
 
 
 def has_torch():
@@ -23,7 +24,7 @@ def _tensors(format_, elements):
 
     dtype = getattr(torch, format_)
     return [
-        tuple(torch.empty(elements, dtype=dtype, device="cuda").normal_() for _ in range(2)) for _ in range(SETS)
+        tuple(torch.empty(elements, dtype=dtype, device=DEVICE).normal_() for _ in range(2)) for _ in range(SETS)
     ]
 
 
@@ -39,7 +40,7 @@ def _arrays(format_, rows, cols, elements):
     import torch
 
     dtype = getattr(torch, format_)
-    weight, bias = (torch.randn(cols, device="cuda").to(dtype) for _ in range(2))
+    weight, bias = (torch.randn(cols, device=DEVICE).to(dtype) for _ in range(2))
     sets = _tensors(format_, elements)
     return [tuple(t[: rows * cols].view(rows, cols) for t in pair) for pair in sets], weight, bias
 
@@ -64,46 +65,27 @@ def no_calls(operation, format_, rows, cols):
     return ()
 
 
-def _functions(operation, cols, weight, bias):
-    import torch
-    from torch.nn.functional import layer_norm, rms_norm
-
-    if operation.startswith("layer"):
-        return (lambda x: layer_norm(x, (cols,), weight, bias, EPS)), [weight, bias]
-    if not hasattr(torch.nn.functional, "rms_norm"):
-        raise NotImplementedError("this PyTorch has no rms_norm")
-    return (lambda x: rms_norm(x, (cols,), weight, EPS)), [weight]
-
-
 def _torch(operation, format_, rows, cols, elements):
-    """The operators themselves, so that no autograd is timed."""
+    """Forward as users call it, backward by the operators themselves, so that no autograd is timed."""
     import torch
+    from torch.nn import functional
 
     sets, weight, bias = _arrays(format_, rows, cols, elements)
-    aten = torch.ops.aten
-    with torch.no_grad():
-        if operation in ("layer_norm", "rms_norm"):
-            function, _ = _functions(operation, cols, weight, bias)
-            return [partial(_without_gradient, function, x) for x, _ in sets]
-        found = []
-        for x, dy in sets:
-            if operation.startswith("layer"):
-                _, mean, rstd = aten.native_layer_norm.default(x, [cols], weight, bias, EPS)
-                arguments = dy, x, [cols], mean, rstd, weight, bias, [True] * 3
-                found.append(partial(aten.native_layer_norm_backward.default, *arguments))
-            elif hasattr(aten, "_fused_rms_norm_backward"):
-                _, rstd = aten._fused_rms_norm.default(x, [cols], weight, EPS)
-                found.append(partial(aten._fused_rms_norm_backward.default, dy, x, [cols], rstd, weight, [True] * 2))
-            else:
-                raise NotImplementedError("this PyTorch has no fused gradient of rms_norm")
-        return found
-
-
-def _without_gradient(function, x):
-    import torch
-
-    with torch.no_grad():
-        return function(x)
+    aten, centered = torch.ops.aten, operation.startswith("layer")
+    if operation == "layer_norm":
+        return [partial(functional.layer_norm, x, (cols,), weight, bias, EPS) for x, _ in sets]
+    if operation == "rms_norm":
+        return [partial(functional.rms_norm, x, (cols,), weight, EPS) for x, _ in sets]
+    found = []
+    for x, dy in sets:
+        if centered:
+            _, mean, rstd = aten.native_layer_norm.default(x, [cols], weight, bias, EPS)
+            arguments = dy, x, [cols], mean, rstd, weight, bias, [True] * 3
+            found.append(partial(aten.native_layer_norm_backward.default, *arguments))
+        else:  # PyTorch 2.9 and later
+            _, rstd = aten._fused_rms_norm.default(x, [cols], weight, EPS)
+            found.append(partial(aten._fused_rms_norm_backward.default, dy, x, [cols], rstd, weight, [True] * 2))
+    return found
 
 
 def _by_autograd(function, sets, parameters):
@@ -130,7 +112,7 @@ def _compiled(operation, format_, rows, cols, elements):
         parameters = [weight]
         function = torch.compile(lambda x, w: rms_norm(x, (cols,), w, EPS), dynamic=False)
     if not operation.endswith("backward"):
-        return [partial(_without_gradient, lambda x: function(x, *parameters), x) for x, _ in sets]
+        return [partial(function, x, *parameters) for x, _ in sets]
     # Compiled gradients may reuse what was kept for them, so graphs cannot be run twice with donated buffers.
     import torch._functorch.config as config
 
@@ -157,7 +139,7 @@ def _liger(operation, format_, rows, cols, elements):
             return LigerRMSNormFunction.apply(x, w, EPS, 0.0, "llama", False)
 
     if not operation.endswith("backward"):
-        return [partial(_without_gradient, lambda x: function(x, *parameters), x) for x, _ in sets]
+        return [partial(function, x, *parameters) for x, _ in sets]
     return _by_autograd(function, sets, parameters)
 
 
@@ -174,7 +156,6 @@ def npnorm_on_tensors(operation, format_, rows, cols):
     if operation in ("layer_norm", "rms_norm"):
         fresh = partial(function, x, *((weight, bias) if centered else (weight,)), eps=EPS)
         return {"npnorm, tensors, out=": partial(fresh, out=torch.empty_like(x)), "npnorm, tensors": fresh}
-    forward = npnorm.layer_norm if centered else npnorm.rms_norm
-    _, *kept = forward(x, weight, eps=EPS, return_stats=True)
-    given = dict(zip(("mean", "rstd") if centered else ("rstd",), kept, strict=True))
+    kept = torch.ones((rows, 1), dtype=torch.float64, device=DEVICE)
+    given = {"rstd": kept, **({"mean": kept} if centered else {})}
     return {"npnorm, tensors": partial(function, dy, x, weight, **given, eps=EPS, output_mask=(True, True, centered))}

@@ -79,7 +79,10 @@ def goals(rows, wanted):
     """Which of the figures between 1,024 and 16,384 columns are below the goal."""
     judged = [row for row in rows if 1024 <= row["cols"] <= 16384]
     missed = [row for row in judged if not row["fraction_of_copy"] >= wanted[row["operation"]]]
-    text = f"goals (90 % of the copy's speed forward, 80 % backward, 1,024 to 16,384 columns): {len(judged) - len(missed)} of {len(judged)} are reached"
+    text = (
+        "goals (90 % of the copy's speed forward, 80 % backward, 1,024 to 16,384 columns): "
+        f"{len(judged) - len(missed)} of {len(judged)} are reached"
+    )
     for row in missed:
         text += f"\n  missed: {line(row)}"
     return text

@@ -1,0 +1,170 @@
+"""The check for machines with a GPU, tried out on host memory; and on faults, which it must find."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import device
+import pytest
+
+from npnorm.cuda import driver, launch
+
+FOLDER = Path(__file__).parent / "gpu"
+PROGRAM = FOLDER / "check_gpu.py"
+
+FEW = "RMS bf16|LN f64|add LN f32|D = 7|rows apart, odd|columns apart|beyond 2^31 elements|constant"
+
+
+def test_a_dry_run(tmp_path):
+    figures, tables = tmp_path / "gpu.json", tmp_path / "gpu.md"
+    command = [*(sys.executable, PROGRAM, "--dry-run", "--cases", FEW), *("--json", figures, "--markdown", tables)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(figures.read_text())
+    assert found["passed"] and found["dry_run"]
+    for name in ("ceilings", "correctness", "streams", "graphs", "large", "launch cost", "speed"):
+        assert found["sections"][name]["status"].startswith("passed"), name
+    assert len(found["sections"]["correctness"]["cases"]) == FEW.count("|") + 1
+    assert "| LayerNorm" in tables.read_text() and "**RMSNorm backward, float32**" in tables.read_text()
+
+
+def test_time_that_is_up():
+    command = [sys.executable, PROGRAM, "--dry-run", "--budget", "0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "not complete: versions" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_device_that_is_lost(tmp_path):
+    """As after an access to a wrong address, all calls fail in the process; the rest runs in another."""
+    figures = tmp_path / "gpu.json"
+    program = f"""
+import sys
+sys.path.insert(0, {str(FOLDER)!r})
+import check_gpu, gpu_machine
+def synchronize(self):
+    raise RuntimeError("the device is lost")
+def launch(*_):
+    gpu_machine.Simulated.synchronize = synchronize
+    raise RuntimeError("a wrong address")
+class Lost(gpu_machine.Simulated):
+    def __init__(self):
+        super().__init__()
+        gpu_machine.driver.launch = launch
+gpu_machine.Simulated = Lost
+sys.exit(check_gpu.main())
+"""
+    options = ["--dry-run", "--only", "versions", "correctness", "graphs", "--cases", "LN f64|D = 7|constant"]
+    done = subprocess.run([sys.executable, "-c", program, *options, "--json", figures], capture_output=True, text=True)
+    assert done.returncode == 1 and "FAILED: correctness\n" in done.stdout, done.stdout + done.stderr
+    sections = json.loads(figures.read_text())["sections"]
+    first, *others = sections["correctness"]["cases"].values()
+    assert first.startswith("FAILED: RuntimeError: ") and len(others) == 2
+    assert all(outcome.startswith("largest error") for outcome in others)
+    assert sections["graphs"]["status"] == "passed"
+
+
+def test_compute_sanitizer(tmp_path, monkeypatch):
+    """What it says by its status and its last line, in the words of a stand-in."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import gpu_sanitizer
+
+    program = tmp_path / "compute-sanitizer"
+    program.write_text("""#!/bin/sh
+case "$2" in
+memcheck) echo "========= ERROR SUMMARY: 0 errors" ;;
+racecheck) echo "========= RACECHECK SUMMARY: 2 hazards displayed" ; exit 99 ;;
+initcheck) echo "========= Error: Device not supported" ; exit 1 ;;
+synccheck) exec sleep 20 ;;
+esac
+""")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(gpu_sanitizer, "LONGEST", 1)
+    check = SimpleNamespace(
+        machine=SimpleNamespace(real=True), left=lambda: 100, options=SimpleNamespace(cubins=None, no_peers=True)
+    )
+    found = {}
+    assert gpu_sanitizer.sanitizer(check, found) == "FAILED: racecheck"
+    assert found["memcheck"] == "passed: ========= ERROR SUMMARY: 0 errors"
+    assert found["racecheck"].startswith("FAILED with status 99")
+    assert found["initcheck"] == "skipped: it does not work on this machine"
+    assert found["synccheck"] == "skipped: it takes too long"
+
+
+@pytest.fixture
+def check(monkeypatch):
+    """`check(name)`: one of the correctness cases on a simulated device, whose driver the test may change."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import gpu_cases
+    import gpu_machine
+
+    monkeypatch.setattr(launch, "_known", {})
+    for name in device.FUNCTIONS:  # restored at the end
+        monkeypatch.setattr(driver, name, getattr(driver, name))
+    machine = gpu_machine.Simulated()
+    cases = {case.name: case for case in gpu_cases.CASES}
+
+    def run(name):
+        return gpu_cases.check(machine, cases[name])
+
+    run.machine = machine
+    return run
+
+
+def beyond_the_end(self, what, arguments):
+    """Two bytes behind the last row of y."""
+    y, rows, cols, step = arguments[5], *arguments[8:10], arguments[17]
+    if y and what.spec.kind == "forward":
+        self._bytes(y + 2 * ((rows - 1) * max(step, cols) + cols), 2)[...] = 1
+
+
+def into_x(self, what, arguments):
+    """x itself."""
+    self._bytes(arguments[0], 1)[...] ^= 1
+
+
+def a_little_off(self, what, arguments):
+    """One number of y."""
+    if what.spec.kind == "forward" and arguments[5]:
+        self._bytes(arguments[5], 2)[...] = 0x11
+
+
+def nothing_written(self, what, arguments):
+    """One number of y left as it was."""
+    if what.spec.kind == "forward" and arguments[5]:
+        self._bytes(arguments[5] + 8, 2)[...] = 0xFF
+
+
+def by_the_batch(self, what, arguments):
+    """The last bit of y, in small batches."""
+    if what.spec.kind == "forward" and arguments[5] and arguments[8] < 4:
+        self._bytes(arguments[5], 1)[...] ^= 1
+
+
+def by_chance(self, what, arguments):
+    """The last bit of dweight, every other time."""
+    if what.spec.kind == "total" and arguments[2]:
+        self.count = getattr(self, "count", 0) + 1
+        self._bytes(arguments[2], 1)[...] ^= self.count % 2
+
+
+@pytest.mark.parametrize(
+    "fault, message",
+    [
+        (beyond_the_end, "beside an output"), (into_x, "an input"), (a_little_off, "out of bounds"),
+        (nothing_written, "out of bounds"), (by_the_batch, "in a batch of few rows"), (by_chance, "dweight, again"),
+    ],
+)  # fmt: skip
+def test_faults_are_found(check, monkeypatch, fault, message):
+    right = driver.launch
+
+    def wrong(what, arguments, stream):
+        right(what, arguments, stream)
+        fault(check.machine, what, arguments)
+
+    assert 0 < check("RMS bf16") <= 1
+    monkeypatch.setattr(driver, "launch", wrong)
+    with pytest.raises(AssertionError, match=message):
+        check("RMS bf16")
