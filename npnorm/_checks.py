@@ -304,7 +304,9 @@ def checked_workspace(workspace: Any, x: Checked) -> Checked | None:
     if workspace is None:
         return None
     if type(x) is np.ndarray:
-        raise ValueError("`workspace` must be None for arrays in host memory; got an array: leave it out")
+        raise ValueError(
+            f"`workspace` must be None for arrays in host memory; got {type(workspace).__name__}: leave it out"
+        )
     array = device_array("workspace", workspace)
     rule = "`workspace` must be a contiguous, writable array on the CUDA device, its address a multiple of 16"
     if array is None:

@@ -21,7 +21,7 @@ class _Norm:
 
     def __init__(
         self,
-        normalized_shape: int | tuple[int, ...],
+        normalized_shape: Axis,
         eps: float | None,
         elementwise_affine: bool,
         bias: bool,
@@ -124,7 +124,7 @@ class LayerNorm(_Norm):
 
     def __init__(
         self,
-        normalized_shape: int | tuple[int, ...],
+        normalized_shape: Axis,
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
@@ -234,7 +234,7 @@ class RMSNorm(_Norm):
 
     def __init__(
         self,
-        normalized_shape: int | tuple[int, ...],
+        normalized_shape: Axis,
         eps: float | None = 1e-6,
         elementwise_affine: bool = True,
         bias: bool = False,

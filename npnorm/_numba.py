@@ -12,6 +12,9 @@ OPTIONS: Any = {
 }  # fmt: skip
 """The options of all that is compiled into users' code."""
 
+ON_DEVICES = {"stream", "workspace"}
+"""Parameters for arrays on a CUDA device, of which compiled code has none."""
+
 _registered = False
 
 
@@ -54,6 +57,7 @@ def _typed(function: Callable[..., Any]) -> Callable[..., Any]:
         [
             inspect.Parameter(p.name, p.POSITIONAL_OR_KEYWORD, default=p.default)
             for p in inspect.signature(function).parameters.values()
+            if p.name not in ON_DEVICES
         ]
     )
     typed.__signature__ = signature  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from numba import njit, types
 from numba.core.errors import TypingError
+from numpy.lib.stride_tricks import as_strided
 from table import random
 from zoo import LAYOUTS, LEADS, assert_only_written, misaligned, poisoned
 
@@ -186,6 +187,9 @@ X, RESIDUAL, WEIGHT, BIAS, NUMBER, OFFSET, OUT, RESIDUAL_OUT = range(8)
         (BIAS, random(1), "`bias` .* the shape of the normalized axes"),
         (OUT, random((5, 8)), "`out` .* the shape of the result"),
         (RESIDUAL_OUT, random((4, 9)), "`residual_out` .* the shape of the result"),
+        (OUT, as_strided(random(64), (4, 8), (4, 4)), "`out` must not repeat its own elements"),
+        (OUT, as_strided(random(64), (4, 8), (0, 4)), "`out` must not repeat its own elements"),
+        (OUT, as_strided(random(64), (4, 8), (32, 0)), "`out` must not repeat its own elements"),
         (NUMBER, -1.0, "`eps` must be a finite real number that is not negative.*-1.0"),
         (NUMBER, np.nan, "`eps` must be"),
         (OFFSET, np.inf, "`weight_offset` must be a finite"),

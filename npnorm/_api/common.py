@@ -1,7 +1,8 @@
 """What the public functions share: types, the lane of simple calls, outputs that were given."""
 
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, SupportsIndex
 
 from numpy.typing import ArrayLike
 
@@ -10,7 +11,7 @@ from .._backend import backend, lazy_backend
 from .._results import Array
 
 OptionalArray = ArrayLike | None
-Axis = int | tuple[int, ...]
+Axis = SupportsIndex | Sequence[SupportsIndex]
 Mask = tuple[bool, bool, bool]
 GradientsOut = tuple[Array | None, Array | None, Array | None]
 

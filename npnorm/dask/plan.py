@@ -159,9 +159,11 @@ def _stand_ins(rows: dict[str, Any], vectors: dict[str, Any], axis: Any) -> dict
 def _check_dtype_and_kind(name: str, array: Array) -> None:
     """What stand-ins can not show, and what a Dask array's owner does about it without loading the array."""
     if format_of(array.dtype) is None:
+        remedy = f"write {name}.astype(np.float32)"
+        if array.dtype.kind == "c":
+            remedy = "norm its real and imaginary parts, or its absolute value"
         raise TypeError(
-            f"`{name}` must have dtype float16, bfloat16, float32 or float64; got {array.dtype}: write "
-            f"{name}.astype(np.float32)"
+            f"`{name}` must have dtype float16, bfloat16, float32 or float64; got {array.dtype}: {remedy}"
         )
     kind = type(array._meta)
     masked = issubclass(kind, np.ma.MaskedArray)

@@ -108,6 +108,39 @@ def shape_check(name, rule):
 
 
 @cache
+def output_check(name):
+    """The check of an output: its shape, and that no two of its elements share memory."""
+    check_shape = shape_check(name, "the shape of the result")
+    message = f"`{name}` must not repeat its own elements: pass a copy of it; its strides are"
+
+    @njit(**OPTIONS)
+    def check(array, shape):
+        check_shape(array, shape)
+        if repeats_elements(array):
+            raise ValueError(message, array.strides)
+
+    return check
+
+
+@njit(**OPTIONS)
+def repeats_elements(array):
+    """Whether elements may share memory with each other, as no slice of an array's do."""
+    reach, known = array.itemsize, 0
+    for _ in range(array.ndim):  # axes by the size of their strides
+        step, length, axis = -1, 1, 0
+        for i in range(array.ndim):
+            if array.shape[i] > 1 and not (known >> i) & 1 and (step < 0 or abs(array.strides[i]) < step):
+                step, length, axis = abs(array.strides[i]), array.shape[i], i
+        if step < 0:
+            return False
+        if step < reach:
+            return array.size > 0
+        reach += step * (length - 1)
+        known |= 1 << axis
+    return False
+
+
+@cache
 def row_reader(aligned, lead):
     """Rows of an input: of a copy where outputs hide it or its layout has no rows."""
 

@@ -18,7 +18,7 @@ from ..._results import (
     RMSNormResult,
 )
 from ..specialize import ELEMENTS
-from .arrays import itself, nothing, output_maker, output_room, row_reader, shape_check, vector_reader
+from .arrays import itself, nothing, output_check, output_maker, output_room, row_reader, shape_check, vector_reader
 from .calls import make_backward, make_forward
 
 SCALARS = {"float32": np.float32, "float64": np.float64}
@@ -228,8 +228,7 @@ def _output(name, array, default, lead):
     """What checks an output, makes it, finds room to write it and settles that. By default it is new."""
     if array is not None:
         plain = array.layout == "C" and array.aligned
-        check = shape_check(name, "the shape of the result")
-        return check, itself, *output_room(plain or None, array.aligned or None, lead)
+        return output_check(name), itself, *output_room(plain or None, array.aligned or None, lead)
     if default:
         return nothing, output_maker(SCALARS[default]), itself, nothing
     return nothing, nothing, nothing, nothing
@@ -296,10 +295,13 @@ def _format(name, kind, ndim=None, optional=False):
         )
     formats = [f for f in SCALARS if isinstance(kind, types.Array) and kind.dtype == ELEMENTS[f]]
     if not formats:
-        raise TypingError(
-            f"`{name}` must be an array of float32 or float64 in compiled code; got {kind}: write "
-            f"{name}.astype(np.float32)"
-        )
+        remedy = "pass a NumPy array"
+        if isinstance(kind, types.Array):
+            real = not isinstance(kind.dtype, types.Complex)
+            remedy = f"write {name}.astype(np.float32)" if real else "norm its real and imaginary parts"
+        if name.startswith(("out", "residual_out")):
+            remedy = "pass an array of one of them to write to"
+        raise TypingError(f"`{name}` must be an array of float32 or float64 in compiled code; got {kind}: {remedy}")
     if not kind.ndim:
         raise TypingError(f"`{name}` must have at least one axis; got {kind}")
     if ndim is not None and kind.ndim != ndim:
