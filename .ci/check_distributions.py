@@ -49,7 +49,10 @@ def check(condition, message):
 
 def sources():
     """The files that a wheel must have of the package."""
-    return {str(path.relative_to(ROOT)) for path in (ROOT / "npnorm").rglob("*.py")} | {"npnorm/py.typed"}
+    return {str(path.relative_to(ROOT)) for path in (ROOT / "npnorm").rglob("*.py")} | {
+        "npnorm/py.typed",
+        "_npnorm_numba.py",
+    }
 
 
 def check_wheel(wheel):

