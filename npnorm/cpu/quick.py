@@ -197,5 +197,5 @@ def _owner(array):
     """The object that holds an array's memory, if that is plain to see: no other has it."""
     base = array.base
     if base is None:
-        return array
+        base = array
     return base if type(base) is bytes or (type(base) is ndarray and base.flags.owndata) else None
