@@ -4,7 +4,6 @@ The matrix between dx and the derivative of the normalized row is symmetric, so 
 weight and with dx for dy, computes it. What is added to it needs no kernel.
 """
 
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from .._plan import Derivative
 from .._results import Array
 from .layout import Rows
 from .runs import run_backward, run_forward
-from .work import extent, native, row_ranges, spread
+from .work import extent, native, row_ranges, scale, spread
 
 TILE = 3 * 2**12
 """Elements of a tile, unless a row has more. A thread has two tiles in float64, 192 KB, and copies of up to three where
@@ -26,7 +25,7 @@ def jvp(call: Derivative) -> Array:
         dy = np.empty(x.shape, native(x.dtype))
     rows, cols = extent(x, call.axes)
     if rows and cols:
-        parameters = _scale(call), _vector(call.dweight), _vector(call.dbias)
+        parameters = _vector(scale(call, call.double)), _vector(call.dweight), _vector(call.dbias)
         source, target = Rows(x, call.axes, rows, cols), Rows(dy, call.axes, rows, cols)
         tangent = None if call.dx is None else Rows(call.dx, call.axes, rows, cols)
         step = max(1, TILE // cols)
@@ -70,14 +69,6 @@ def _derivative(
     return dy
 
 
-def _scale(call: Derivative) -> Array | None:
-    """What multiplies the normalized rows, as a vector of float64; None without a weight."""
-    if call.weight is None or not call.weight_offset:
-        return _vector(call.weight)
-    compute: Any = np.float64 if call.double else np.float32
-    with np.errstate(all="ignore"):
-        return _vector(call.weight.astype(compute) + compute(call.weight_offset))
-
-
 def _vector(parameter: Array | None) -> Array | None:
+    """As a vector of float64."""
     return None if parameter is None else parameter.astype(np.float64, order="C").reshape(-1)

@@ -62,7 +62,7 @@ def forward(call):
     mean = np.full(rows, np.nan) if plan.mean else None
     rstd = np.full(rows, np.nan) if plan.rstd else None
     if rows and cols:
-        weight, bias = scale(call), parameter(bias)
+        weight, bias = scale(call, plan.double), parameter(bias)
         jobs = row_ranges(rows, cols)
         views = row_views((x, residual, total, y), axes, rows, cols)
         stream = (
@@ -155,7 +155,7 @@ def backward(call):
 
 def _by_rows(call, arrays, views, gradients, rows, cols):
     """Gradients in one pass; dweight and dbias as sums of blocks of rows, which the shape decides."""
-    plan, weight = call.plan, scale(call)
+    plan, weight = call.plan, scale(call, call.plan.double)
     mean, rstd = statistic(call.mean), statistic(call.rstd)
     blocks = [(*block, i) for i, block in enumerate(_blocks(plan, rows, cols))]
     sums = _sums(plan, len(blocks), cols)
@@ -190,7 +190,7 @@ def _by_rows(call, arrays, views, gradients, rows, cols):
 
 def _by_columns(call, views, gradients, rows, cols):
     """The same bits for very wide rows: first what rows need, then ranges of columns, all rows of each."""
-    plan, weight = call.plan, scale(call)
+    plan, weight = call.plan, scale(call, call.plan.double)
     dy, x = views[:2]
     parameters = np.empty((rows, PARAMETERS))
     given = (statistic(call.mean), statistic(call.rstd), parameters, None, None, None)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._plan import Backward, Forward
+from .._plan import Backward, Derivative, Forward
 from .._results import Array
 from .._threads import get_num_threads
 from . import pool
@@ -36,11 +36,11 @@ def extent(x: Array, axes: int) -> tuple[int, int]:
     return x.size // cols if cols else math.prod(x.shape[:-axes]), cols
 
 
-def scale(call: Forward | Backward) -> Array | None:
+def scale(call: Forward | Backward | Derivative, double: bool) -> Array | None:
     """The weight as kernels take it, an offset added in the compute dtype; None without one."""
     if call.weight is None or not call.weight_offset:
         return parameter(call.weight)
-    dtype: Any = np.float64 if call.plan.double else np.float32
+    dtype: Any = np.float64 if double else np.float32
     with np.errstate(all="ignore"):  # as IEEE says, without a warning
         return parameter(call.weight.astype(dtype) + dtype(call.weight_offset))
 

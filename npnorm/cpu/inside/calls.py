@@ -101,9 +101,6 @@ def gradients_over_rows(plan):
     return run
 
 
-block_count = njit(**OPTIONS)(work.block_count)
-
-
 # Calls. No argument is looked at but through functions: inlined, these have none that the compiler could prune by.
 
 
