@@ -27,9 +27,9 @@ def host_backend() -> ModuleType:
     global loaded
     if loaded is None:
         with importing_or_compiling:
-            from .cpu import launch
+            from .cpu import entry
 
-            loaded = launch
+            loaded = entry
     return loaded
 
 

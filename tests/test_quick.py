@@ -47,7 +47,7 @@ def arrays(dtype, shape=(5, 33), huge_row=None):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(33,), (5, 33), (2, 3, 33)])
+@pytest.mark.parametrize("shape", [(33,), (5, 33), (2, 3, 33), (3, 200, 500), (3, 100001)])
 def test_forward(norm, dtype, shape, long_way, short_way):
     x, _, weight, bias = arrays(dtype, shape)
     for parameters in ((), (weight,), (weight, bias), (None, bias)):
@@ -60,8 +60,9 @@ def test_forward(norm, dtype, shape, long_way, short_way):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_backward(norm, dtype, long_way, short_way):
-    x, dy, weight, _ = arrays(dtype)
+@pytest.mark.parametrize("shape", [(5, 33), (3, 200, 500), (3, 100001), (2, 33001)])
+def test_backward(norm, dtype, shape, long_way, short_way):
+    x, dy, weight, _ = arrays(dtype, shape)
     statistics = norm.forward(x, weight, return_stats=True)[1:]
     saved = dict(zip(("mean", "rstd") if norm.centered else ("rstd",), statistics, strict=True))
     for kept, mask in itertools.product(({}, saved), (None, (True, True, False), (False, True, True))):
