@@ -732,6 +732,25 @@ def own_pool(monkeypatch):
     return pool
 
 
+def test_a_thread_finds_work_whether_it_waits_or_sleeps(own_pool, monkeypatch):
+    """And so does the caller its end. Without waiting, and with waiting only."""
+    for rounds in (0, own_pool.ROUNDS, 10**8):
+        monkeypatch.setattr(own_pool, "ROUNDS", rounds)
+        for pause in (0.0, 1e-5, 1e-3, 2e-2):
+            seen = {}
+
+            def work(job, seen=seen):
+                time.sleep(5e-3)
+                seen[job] = threading.get_ident()
+
+            own_pool.run(work, [(job,) for job in range(6)], 3)
+            assert sorted(seen) == list(range(6))
+            assert len(set(seen.values())) > 1
+            time.sleep(pause)
+        own_pool._pool.batches += 1  # those that wait for long look up, and sleep
+        time.sleep(1e-2)
+
+
 def test_no_thread_can_be_started(own_pool, monkeypatch):
     """A limit on processes, or an interpreter that ends: the caller does the work alone."""
 

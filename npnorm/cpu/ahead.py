@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from .._plan import Backward, Forward
 from .machine import streaming_size
-from .specialize import Key
+from .specialize import WAIT, Key
 
 
 def needed(call: Forward | Backward) -> list[Key]:
@@ -13,7 +13,8 @@ def needed(call: Forward | Backward) -> list[Key]:
     A key is what `specialize.build` takes. Keep this in step with launch.py, which asks for kernels when
     rows turn up that need them; a test compares the two.
     """
-    return list(dict.fromkeys(_backward(call) if isinstance(call, Backward) else _forward(call)))
+    keys = _backward(call) if isinstance(call, Backward) else _forward(call)
+    return list(dict.fromkeys((*keys, WAIT)))
 
 
 def _forward(call: Forward) -> Iterator[Key]:

@@ -12,9 +12,12 @@ from .._numba import OPTIONS
 from .._plan import Plan
 from .arrays import Argument
 from .kernels import make_backward, make_forward, make_total, make_wide
+from .waiting import wait
 
 Key = tuple[Plan, bool, str] | tuple[str, bool, str]
-"""What names a kernel: a plan, whether it is for extreme rows, and a phase; or "total", `double` and a format."""
+"""What names a kernel: a plan, whether it is for extreme rows, and a phase; "total", `double` and a format; `WAIT`."""
+
+WAIT: Key = ("wait", False, "")
 
 Signature = Any  # Numba's, which mypy does not know
 
@@ -47,6 +50,11 @@ def total_kernel(double: bool, gradient_format: str) -> Callable[..., Any]:
     """The compiled kernel that adds sums of blocks up, for gradients of a format."""
     key: Key = ("total", double, gradient_format)
     return _kernels.get(key) or _compiled(key)
+
+
+def waiting_kernel() -> Callable[..., Any]:
+    """The compiled `waiting.wait`."""
+    return _kernels.get(WAIT) or _compiled(WAIT)
 
 
 def _compiled(key: Key) -> Callable[..., Any]:
@@ -84,6 +92,8 @@ def inner_kernel(plan: Plan | str, extreme: bool = False, phase: str = "") -> An
 
 def source(plan: Plan | str, extreme: bool, phase: str) -> tuple[Callable[..., Any], Signature]:
     """The Python function of a kernel, and the types it is compiled for."""
+    if plan == "wait":
+        return wait, types.void(Argument(types.int64), types.int64, types.intp, types.intp)
     if isinstance(plan, str):
         return _total(extreme, phase)
     if phase in ("gather", "apply") and not plan.backward:

@@ -22,6 +22,9 @@ bytes a column, take half a megabyte at most."""
 JOB = 2**16
 """Elements of the smallest piece of work that a thread takes."""
 
+MUCH = 2**21
+"""Elements from which work is cut into more pieces than there are threads."""
+
 MOST_BLOCKS = 32
 """Blocks of rows whose sums for dweight and dbias are kept apart, so that threads can share the rows."""
 
@@ -74,14 +77,25 @@ def row_ranges(rows: int, cols: int) -> list[tuple[int, int]]:
     elements = rows * cols
     if elements < SPLIT:
         return [(0, rows)]
+    return cut(rows, min(rows, pieces(elements)))
+
+
+def pieces(elements: int) -> int:
+    """Into how many pieces work is cut: one for each thread, or more if it is much, since threads are not equally fast.
+
+    Between pieces threads wait for the GIL, and one that sleeps while it waits costs 15 to 50 µs.
+    """
     threads = get_num_threads()
-    return cut(rows, 1 if threads == 1 else min(rows, 4 * threads, elements // JOB))
+    return 1 if threads == 1 else min(elements // JOB, threads if elements < MUCH else 4 * threads)
 
 
 def block_count(rows: int, cols: int, double: bool) -> int:
     """Into how many blocks rows are cut whose sums for dweight and dbias are kept apart; Numba compiles this too."""
     most = WIDE // (2 * cols if double else cols)
-    return max(1, min(MOST_BLOCKS, rows * cols // (2 * JOB), most))
+    count = 1
+    while 4 * JOB * count <= rows * cols:  # a power of two, since numbers of threads are
+        count *= 2
+    return max(1, min(MOST_BLOCKS, count, most))
 
 
 def cut(length: int, count: int) -> list[tuple[int, int]]:
