@@ -144,6 +144,25 @@ def test_extreme_weights(norm, dtype, scale):
             check(norm, rows_of(kind, (ROWS, 129), dtype), eps, scale)
 
 
+@needs_longdouble
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_extreme_gradients(norm, dtype):
+    """Rows of dy that float32 cannot multiply or divide beside some that it can: in pairs, alone, the last one odd."""
+    powers = np.array([[0], [37], [-38], [30], [-30], [0], [20]]) * (1 if dtype == "float32" else 7)
+    for cols in (7, 129, 769):
+        x, weight = random((7, cols), dtype, 1, offset=1.0), random(cols, dtype, 2)
+        dy = (random((7, cols), "float64", 3, offset=0.5) * 10.0**powers).astype(dtype)
+        for scale in (1.0, 1e10, 1e-10):
+            w = (weight * scale).astype(dtype)
+            names = ("mean", "rstd") if norm.centered else ("rstd",)
+            given = dict(zip(names, norm.forward(x, return_stats=True)[1:], strict=True))
+            got = norm.backward(dy, x, w, **given)
+            check_backward(norm, got, dy, x, w)
+            alone = [norm.backward(d, one, w).dx for d, one in zip(dy, x, strict=True)]
+            assert_same_bits(got.dx, np.stack(alone))
+            assert_same_bits(norm.backward(dy, x, w, output_mask=(True, False, False)).dx, got.dx)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("eps", [1e-5, 1e-12, 1e-300])
 def test_constant_rows_are_exactly_bias(norm, dtype, eps):

@@ -12,6 +12,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from .arrays import LINE
+from .lanes import Lanes, spread
 
 HALF, BFLOAT = types.int16, types.uint16
 _I16, _I32 = ir.IntType(16), ir.IntType(32)
@@ -23,18 +24,6 @@ def has_half_instructions():
     """Whether the CPU compiled for converts float16 itself. Where it cannot, LLVM would call a missing function."""
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()
     return triple.startswith(("aarch64", "arm64")) or "+f16c" in features.split(",")
-
-
-@intrinsic
-def prefer_short_vectors(typingctx, vector):
-    """Compile the calling function with vectors of 256 bits, if it reads float32."""
-
-    def codegen(context, builder, signature, args):
-        if vector.dtype == types.float32:
-            set.add(builder.function.attributes, '"prefer-vector-width"="256"')
-        return context.get_dummy_value()
-
-    return types.none(vector), codegen
 
 
 # Lines of the cache
@@ -112,12 +101,12 @@ def prefetch(typingctx, vector, j):
 
 @intrinsic
 def load(typingctx, vector, j, like):
-    """vector[j] in the dtype of `like`, a float32 or float64 value."""
+    """vector[j] in the dtype of `like`, a float32 or float64 value; as many elements as that has lanes."""
 
     def codegen(context, builder, signature, args):
-        instruction = builder.load(_element(context, builder, vector, args))
+        instruction = _read(context, builder, vector, args, like)
         instruction.set_metadata("noalias", _scopes(builder, range(_OUTPUTS)))
-        return _widen(builder, instruction, vector.dtype, _llvm_type(like))
+        return _widen(builder, instruction, vector.dtype, context.get_value_type(like))
 
     return like(vector, types.intp, like), codegen
 
@@ -131,7 +120,9 @@ def store(typingctx, vector, j, value, output):
 
     def codegen(context, builder, signature, args):
         number = _narrow(builder, args[2], vector.dtype)
-        instruction = builder.store(number, _element(context, builder, vector, args))
+        pointer = _place(context, builder, vector, args, value)
+        instruction = builder.store(number, pointer)
+        instruction.align = vector.dtype.bitwidth // 8
         _mark_output(builder, instruction, output.literal_value)
         return context.get_dummy_value()
 
@@ -139,17 +130,35 @@ def store(typingctx, vector, j, value, output):
 
 
 @intrinsic(prefer_literal=True)
-def stored(typingctx, vector, j, output):
-    """vector[j] of an array that this loop also writes, as it is."""
+def stored(typingctx, vector, j, like, output):
+    """vector[j] of a float64 array that this loop also writes, as `load` gives it."""
     if not isinstance(output, types.IntegerLiteral):
         return None
+    like = types.unliteral(like)
 
     def codegen(context, builder, signature, args):
-        instruction = builder.load(_element(context, builder, vector, args))
+        instruction = _read(context, builder, vector, args, like)
         _mark_output(builder, instruction, output.literal_value)
         return instruction
 
-    return vector.dtype(vector, types.intp, output), codegen
+    return like(vector, types.intp, like, output), codegen
+
+
+@intrinsic
+def multiply_add(typingctx, a, b, c):
+    """a·b + c, rounded once where the CPU can, whatever stands around it."""
+
+    def codegen(context, builder, signature, args):
+        kind = args[2].type
+        a, b = (value if value.type == kind else spread(builder, value, kind.count) for value in args[:2])
+        if isinstance(kind, ir.VectorType):
+            name = f"llvm.fmuladd.v{kind.count}{_intrinsic_name(kind.element)}"
+        else:
+            name = f"llvm.fmuladd.{_intrinsic_name(kind)}"
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
+        return builder.call(function, [a, b, args[2]])
+
+    return c(a, b, c), codegen
 
 
 @intrinsic
@@ -168,20 +177,20 @@ def rounded(typingctx, value, vector):
 @intrinsic
 def scaled(typingctx, value, weight, j):
     """value * weight[j]; value itself when there is no weight."""
-    return value(value, weight, types.intp), _with_element(weight, "fmul")
+    return value(value, weight, types.intp), _with_element(value, weight, "fmul")
 
 
 @intrinsic
 def shifted(typingctx, value, bias, j):
     """value + bias[j]; value itself when there is no bias."""
-    return value(value, bias, types.intp), _with_element(bias, "fadd")
+    return value(value, bias, types.intp), _with_element(value, bias, "fadd")
 
 
-def _with_element(vector, operation):
+def _with_element(value, vector, operation):
     def codegen(context, builder, signature, args):
         if isinstance(vector, types.NoneType):
             return args[0]
-        number = builder.load(_element(context, builder, vector, args[1:]))
+        number = _read(context, builder, vector, args[1:], value)
         number.set_metadata("noalias", _scopes(builder, range(_OUTPUTS)))
         return getattr(builder, operation)(
             args[0], _widen(builder, number, vector.dtype, args[0].type)
@@ -193,6 +202,20 @@ def _with_element(vector, operation):
 def _element(context, builder, vector, args):
     data = context.make_array(vector)(context, builder, args[0]).data
     return builder.gep(data, [args[1]])
+
+
+def _place(context, builder, vector, args, like):
+    """Where the elements stand that `like`, a number or lanes, has room for."""
+    pointer = _element(context, builder, vector, args)
+    if not isinstance(like, Lanes):
+        return pointer
+    return builder.bitcast(pointer, ir.VectorType(pointer.type.pointee, like.count).as_pointer())
+
+
+def _read(context, builder, vector, args, like):
+    instruction = builder.load(_place(context, builder, vector, args, like))
+    instruction.align = vector.dtype.bitwidth // 8
+    return instruction
 
 
 def _mark_output(builder, instruction, output):
@@ -219,25 +242,43 @@ def _llvm_type(dtype):
     return {types.float32: _F32, types.float64: _F64}[dtype]
 
 
+def _intrinsic_name(kind):
+    return {_F32: "f32", _F64: "f64"}[kind]
+
+
+def _as(kind, value):
+    """An LLVM type of elements, or a vector of them where the value is one."""
+    return ir.VectorType(kind, value.type.count) if isinstance(value.type, ir.VectorType) else kind
+
+
+def _constant(value, number):
+    """A number, or a vector of it, of the value's type."""
+    if isinstance(value.type, ir.VectorType):
+        return ir.Constant(value.type, [number] * value.type.count)
+    return ir.Constant(value.type, number)
+
+
 def _widen(builder, value, dtype, target):
     """The exact value of a stored element as a float32 or float64."""
     if dtype == HALF:
         value = _half_to_float(builder, value)
     elif dtype == BFLOAT:
-        value = builder.bitcast(builder.shl(builder.zext(value, _I32), _I32(16)), _F32)
+        bits = builder.zext(value, _as(_I32, value))
+        value = builder.bitcast(builder.shl(bits, _constant(bits, 16)), _as(_F32, value))
     return _resize(builder, value, target)
 
 
 def _resize(builder, value, target):
     if value.type == target:
         return value
-    return builder.fpext(value, target) if target == _F64 else builder.fptrunc(value, target)
+    wider = target == _as(_F64, value)
+    return builder.fpext(value, target) if wider else builder.fptrunc(value, target)
 
 
 def _narrow(builder, value, dtype):
     """A float32 or float64 rounded once, to nearest even, to an element's format."""
     if dtype in (types.float32, types.float64):
-        return _resize(builder, value, _llvm_type(dtype))
+        return _resize(builder, value, _as(_llvm_type(dtype), value))
     if value.type == _F64:
         value = _round_to_odd(builder, value)
     return _float_to_half(builder, value) if dtype == HALF else _float_to_bfloat(builder, value)
@@ -276,17 +317,17 @@ def _float_to_bfloat(builder, value):
 
 def _half_to_float(builder, bits):
     if has_half_instructions():
-        return builder.fpext(builder.bitcast(bits, _F16), _F32)
-    bits = builder.zext(bits, _I32)
-    sign = builder.shl(builder.and_(bits, _I32(0x8000)), _I32(16))
-    magnitude = builder.and_(bits, _I32(0x7FFF))
+        return builder.fpext(builder.bitcast(bits, _as(_F16, bits)), _as(_F32, bits))
+    bits = builder.zext(bits, _as(_I32, bits))
+    sign = builder.shl(builder.and_(bits, _constant(bits, 0x8000)), _constant(bits, 16))
+    magnitude = builder.and_(bits, _constant(bits, 0x7FFF))
     # Exponent and fraction in their float32 places, 2^112 too small: the product mends that, for
     # subnormals too.
-    small = builder.bitcast(builder.shl(magnitude, _I32(13)), _F32)
-    number = builder.bitcast(builder.fmul(small, _F32(2.0**112)), _I32)
-    special = builder.icmp_unsigned(">=", magnitude, _I32(0x7C00))
-    exponent = builder.select(special, _I32(0x7F800000), _I32(0))
-    return builder.bitcast(builder.or_(builder.or_(number, exponent), sign), _F32)
+    small = builder.bitcast(builder.shl(magnitude, _constant(bits, 13)), _as(_F32, bits))
+    number = builder.bitcast(builder.fmul(small, _constant(small, 2.0**112)), bits.type)
+    special = builder.icmp_unsigned(">=", magnitude, _constant(bits, 0x7C00))
+    exponent = builder.select(special, _constant(bits, 0x7F800000), _constant(bits, 0))
+    return builder.bitcast(builder.or_(builder.or_(number, exponent), sign), _as(_F32, bits))
 
 
 def _float_to_half(builder, value):

@@ -1,22 +1,22 @@
 """The gradient through one row, and the terms of dweight and dbias.
 
-What a gradient needs to know of a row are its parameters, in an array of 6. For an ordinary row SCALE is
+What a gradient needs to know of a row are its parameters, in an array of 7. For an ordinary row SCALE is
 0 and the others are exact in the compute dtype; they are used in float64 for an extreme one.
+
+All sums are float64. Those over a row run on `Lanes`, so whatever else a kernel does leaves their bits alone.
 """
 
 import math
 
-import numpy as np
 from numba import njit
 
 from .arrays import part, row
-from .elements import load, scaled, shifted, store, stored
+from .elements import load, multiply_add, scaled, shifted, store, stored
+from .lanes import lane_count, lane_sum, lanes
 from .rows import (
     LEAF,
     LEAF_DOUBLE,
     LIMIT,
-    LIMIT_DOUBLE,
-    REDUCTION,
     STRICT,
     add_exactly,
     centred,
@@ -25,14 +25,15 @@ from .rows import (
     in_compute_dtype,
     is_ordinary,
     mean_pair,
-    multiply_add,
-    normalized,
     row_sums,
     statistics,
 )
 
-PARAMETERS = 6
-SCALE, HIGH, LOW, RSTD, MEAN_G, MEAN_GX = range(PARAMETERS)
+PARAMETERS = 7
+SCALE, HIGH, LOW, RSTD, MEAN_G, MEAN_GX, MODERATE = range(PARAMETERS)
+
+GRADIENT_LEAF_DOUBLE = LEAF_DOUBLE // 2
+"""Columns of float64 whose terms are summed at once: there are half as many lanes."""
 
 TRUSTED = 2.0**-40
 """How far a mean that is given may be from the row's for rounding to be the reason."""
@@ -56,9 +57,8 @@ def known_statistics(x, mean, rstd, i, eps, centered, double):
         m = mean[i]
         low = 0.0
         if double is not None:
-            total, squares = row_sums(x, None, m, True, True)
-            # The squares are looked at so that this loop is compiled as it is in `statistics`.
-            low = total / x.size if squares == squares else math.nan
+            total, _ = row_sums(x, None, m, True, True)
+            low = total / x.size
             # A mean that is not the row's, whatever it is for, is left as it is.
             if not abs(low) <= TRUSTED * (abs(m) + 1.0 / r):
                 low = 0.0
@@ -67,88 +67,43 @@ def known_statistics(x, mean, rstd, i, eps, centered, double):
     return m, low, r
 
 
-@njit(**REDUCTION)
-def gradient_leaf_sums(dy, x, weight, scale, high, low, rstd):
-    """The sums of g and g·x̂/rstd, g = dy·weight."""
-    total = 0.0
-    product = 0.0
-    for j in range(x.size):
-        g = np.float64(scaled(load(dy, j, rstd), weight, j))
-        total += g
-        product += g * np.float64(centred(x, j, scale, high, low, rstd))
-    return total, product
+@njit(**STRICT)
+def put_statistics(found, x, mean, rstd, i, eps, centered, double, extreme):
+    """SCALE, HIGH, LOW and RSTD of row i. `extreme` gives those of an extreme row; without it, its SCALE is NaN."""
+    m, low, r = known_statistics(x, mean, rstd, i, eps, centered, double)
+    found[SCALE] = math.nan
+    if is_ordinary(r, double):
+        high, low = mean_pair(m, low, centered, double)
+        found[SCALE] = 0.0
+        found[RSTD] = in_compute_dtype(r, double)
+        if centered is not None:
+            found[HIGH] = high
+            found[LOW] = low
+    elif extreme is not None:
+        found[SCALE], found[HIGH], found[LOW], found[RSTD] = extreme_statistics(x, eps, centered)
 
 
 @njit(**STRICT)
-def gradient_sums(dy, x, weight, scale, high, low, rstd, double):
-    """The sums of g and g·x̂ over a row, in the order of `row_sums`."""
-    leaf = LEAF if double is None else LEAF_DOUBLE
-    total = total_error = product = product_error = 0.0
-    for start in range(0, x.size, leaf):
-        size = min(leaf, x.size - start)
-        t, p = gradient_leaf_sums(
-            part(dy, start, size), part(x, start, size), part(weight, start, size),
-            scale, high, low, rstd,
-        )  # fmt: skip
-        if start == 0:
-            total, product = t, p
-        else:
-            total, total_error = add_exactly(total, total_error, t)
-            product, product_error = add_exactly(product, product_error, p)
-    product = compensated(product, product_error) * np.float64(rstd)
-    return compensated(total, total_error), product
+def widest(double, extreme):
+    """`double` for ordinary rows; all is float64 for extreme ones."""
+    return double if extreme is None else True
 
 
 @njit(**STRICT)
-def is_moderate(total, product, double):
-    """Whether g and g·x̂, by their sums, stay far from overflow and underflow. False for NaN."""
-    limit = LIMIT if double is None else LIMIT_DOUBLE
-    size = abs(total) + abs(product)
-    return size == 0.0 or 1.0 / limit < size < limit
-
-
-@njit(**REDUCTION)
-def is_finite(dy, weight):
-    """Whether all g are finite, as far as float64 can tell. A row that is not finite is as ordinary as any."""
-    sizes = 0.0
-    for j in range(dy.size):
-        sizes += abs(scaled(load(dy, j, 0.0), weight, j)) * 2.0**-400
-    return sizes < math.inf
+def scale_of(found, extreme):
+    """The power of two of an extreme row; None in a kernel for ordinary ones."""
+    return None if extreme is None else found[SCALE]
 
 
 @njit(**STRICT)
-def put_ordinary_parameters(found, dy, x, weight, mean, low, rstd, centered, double):
-    """The parameters of an ordinary row, in float64 but exact in the compute dtype.
-
-    Nothing is found, and the row is extreme, if g or g·x̂ comes near the limits of float32.
-    """
-    high, low = mean_pair(mean, low, centered, double)
-    r = in_compute_dtype(rstd, double)
-    total, product = gradient_sums(dy, x, weight, None, high, low, r, double)
+def statistics_of(found, centered, double, extreme):
+    """scale, high, low and rstd in float64. The mean of a row that is not float64 is one number: high + low."""
+    scale, rstd = scale_of(found, extreme), found[RSTD]
     if centered is None:
-        total = 0.0
-    if not is_moderate(total, product, double) and is_finite(dy, weight):
-        return
-    found[SCALE] = 0.0
-    found[RSTD] = r
-    found[MEAN_GX] = product / x.size
-    if centered is not None:
-        found[HIGH] = high
-        found[LOW] = low
-        found[MEAN_G] = total / x.size
-
-
-@njit(**STRICT)
-def put_extreme_parameters(found, dy, x, weight, eps, centered):
-    """The parameters of an extreme row, all used in float64."""
-    scale, high, low, rstd = extreme_statistics(x, eps, centered)
-    total, product = gradient_sums(dy, x, weight, scale, high, low, rstd, True)
-    found[SCALE] = scale
-    found[HIGH] = high
-    found[LOW] = low
-    found[RSTD] = rstd
-    found[MEAN_G] = total / x.size
-    found[MEAN_GX] = product / x.size
+        return scale, None, None, rstd
+    if double is None and extreme is None:
+        return scale, found[HIGH] + found[LOW], None, rstd
+    return scale, found[HIGH], found[LOW], rstd
 
 
 @njit(**STRICT)
@@ -167,30 +122,163 @@ def parameters_of(found, centered, double):
     )
 
 
-@njit(**STRICT)
-def put_parameters(found, dy, x, weight, mean, rstd, i, eps, centered, double, extreme):
-    """The parameters of row i. `extreme` gives those of an extreme row; without it, its SCALE is NaN."""
-    m, low, r = known_statistics(x, mean, rstd, i, eps, centered, double)
-    found[SCALE] = math.nan
-    if is_ordinary(r, double):
-        put_ordinary_parameters(found, dy, x, weight, m, low, r, centered, double)
-    if extreme is not None and found[SCALE] != 0.0:
-        put_extreme_parameters(found, dy, x, weight, eps, centered)
+# Sums over a row, and over rows
 
 
 @njit(**STRICT)
-def widest(double, extreme):
-    """`double` for ordinary rows; all is float64 for extreme ones."""
-    return double if extreme is None else True
+def terms(dy, x, j, scale, high, low, rstd, double):
+    """dy, and dy·x̂, in the dtype of rstd. But for float64, dy·(x - mean) is far from overflow and underflow: there the
+    factor rstd is left out."""
+    d, deviation = load(dy, j, rstd), centred(x, j, scale, high, low, rstd)
+    if double is not None:
+        deviation = deviation * rstd
+    return d, d * deviation
 
 
 @njit(**STRICT)
-def scale_of(found, extreme):
-    """The power of two of an extreme row; None in a kernel for ordinary ones."""
-    return None if extreme is None else found[SCALE]
+def add_scaled(total, value, weight, j):
+    """total + value·weight."""
+    if weight is None:
+        return total + value
+    return multiply_add(value, load(weight, j, value), total)
 
 
-# What is done with them
+@njit(**STRICT)
+def add_terms(
+    sums, dy, x, dy_2, x_2, weight, dweight, dweight_errors, dbias, dbias_errors, j, statistics, statistics_2, double
+):  # fmt: skip
+    """The sums of g and g·x̂ of a row or two with element j, or as many as rstd has lanes; dweight += dy·x̂,
+    dbias += dy."""
+    total, product, total_2, product_2 = sums
+    scale, high, low, rstd = statistics
+    d, p = terms(dy, x, j, scale, high, low, rstd, double)
+    if x_2 is None:
+        if dweight is not None:
+            add_products(dweight, dweight_errors, j, p, rstd, None, None, double)
+        if dbias is not None:
+            add_values(dbias, dbias_errors, j, d, None, 3, 4)
+    else:
+        scale, high, low, rstd_2 = statistics_2
+        d_2, p_2 = terms(dy_2, x_2, j, scale, high, low, rstd_2, double)
+        if dweight is not None:
+            add_products(dweight, dweight_errors, j, p, rstd, p_2, rstd_2, double)
+        if dbias is not None:
+            add_values(dbias, dbias_errors, j, d, d_2, 3, 4)
+        total_2, product_2 = add_scaled(total_2, d_2, weight, j), add_scaled(product_2, p_2, weight, j)
+    return add_scaled(total, d, weight, j), add_scaled(product, p, weight, j), total_2, product_2
+
+
+@njit(**STRICT)
+def add_products(dweight, errors, j, p, rstd, p_2, rstd_2, double):
+    """dweight += p·rstd, then p_2·rstd_2; rstd is left out where p has it."""
+    if double is not None:
+        return add_values(dweight, errors, j, p, None, 1, 2)
+    total = multiply_add(p, rstd, stored(dweight, j, p, 1))
+    if p_2 is not None:
+        total = multiply_add(p_2, rstd_2, total)
+    store(dweight, j, total, 1)
+
+
+@njit(**STRICT)
+def add_values(sums, errors, j, value, value_2, output, error_output):
+    """sums[j] += value, then value_2; for float64, errors[j] += what that lost."""
+    total = stored(sums, j, value, output)
+    if errors is not None:
+        total, error = add_exactly(total, stored(errors, j, value, error_output), value)
+        store(errors, j, error, error_output)
+    else:
+        total = total + value
+        if value_2 is not None:
+            total = total + value_2
+    store(sums, j, total, output)
+
+
+@njit(**STRICT)
+def with_lanes(statistics, x):
+    """The same, with rstd in all lanes for elements of x: it says how many elements a step takes."""
+    scale, high, low, rstd = statistics
+    return scale, high, low, lanes(rstd, x)
+
+
+@njit(**STRICT)
+def add_leaf(
+    dy, x, dy_2, x_2, weight, dweight, dweight_errors, dbias, dbias_errors, statistics, statistics_2, double
+):  # fmt: skip
+    """The sums of g and g·x̂ (as `terms` has it) of a row, and of the second if there is one; dweight += dy·x̂ and
+    dbias += dy."""
+    many, many_2 = with_lanes(statistics, x), with_lanes(statistics_2, x)
+    zero, count = lanes(0.0, x), lane_count(x)
+    first = second = (zero, zero, zero, zero)
+    rest = (0.0, 0.0, 0.0, 0.0)
+    whole = x.size - x.size % (2 * count)
+    for j in range(0, whole, 2 * count):
+        first = add_terms(
+            first, dy, x, dy_2, x_2, weight, dweight, dweight_errors, dbias, dbias_errors, j, many, many_2, double
+        )  # fmt: skip
+        second = add_terms(
+            second, dy, x, dy_2, x_2, weight, dweight, dweight_errors, dbias, dbias_errors, j + count, many, many_2,
+            double,
+        )  # fmt: skip
+    for j in range(whole, x.size):
+        rest = add_terms(
+            rest, dy, x, dy_2, x_2, weight, dweight, dweight_errors, dbias, dbias_errors, j, statistics, statistics_2,
+            double,
+        )  # fmt: skip
+    return (
+        lane_sum(first[0] + second[0]) + rest[0],
+        lane_sum(first[1] + second[1]) + rest[1],
+        lane_sum(first[2] + second[2]) + rest[2],
+        lane_sum(first[3] + second[3]) + rest[3],
+    )
+
+
+@njit(**STRICT)
+def put_means(found, dy, x, found_2, dy_2, x_2, weight, dweight, dbias, centered, double, extreme):
+    """mean(g) and mean(g·x̂) of a row, and of the second if there is one; dweight += dy·x̂ and dbias += dy."""
+    cols = x.size
+    leaf = LEAF if widest(double, extreme) is None else GRADIENT_LEAF_DOUBLE
+    own = statistics_of(found, centered, double, extreme)
+    own_2 = own if found_2 is None else statistics_of(found_2, centered, double, extreme)
+    total = total_error = product = product_error = 0.0
+    total_2 = total_2_error = product_2 = product_2_error = 0.0
+    for start in range(0, cols, leaf):
+        size = min(leaf, cols - start)
+        t, p, t_2, p_2 = add_leaf(
+            part(dy, start, size), part(x, start, size), part(dy_2, start, size), part(x_2, start, size),
+            part(weight, start, size), part(dweight, start, size), errors_of(dweight, cols, start, size, double),
+            part(dbias, start, size), errors_of(dbias, cols, start, size, double), own, own_2,
+            widest(double, extreme),
+        )  # fmt: skip
+        total, total_error = add_exactly(total, total_error, t)
+        product, product_error = add_exactly(product, product_error, p)
+        if x_2 is not None:
+            total_2, total_2_error = add_exactly(total_2, total_2_error, t_2)
+            product_2, product_2_error = add_exactly(product_2, product_2_error, p_2)
+    put_mean(found, compensated(total, total_error), compensated(product, product_error), cols, double, extreme)
+    if x_2 is not None:
+        product_2 = compensated(product_2, product_2_error)
+        put_mean(found_2, compensated(total_2, total_2_error), product_2, cols, double, extreme)
+
+
+@njit(**STRICT)
+def put_mean(found, total, product, size, double, extreme):
+    """MEAN_G, MEAN_GX, and whether float32 will do for the gradient: g and g·x̂ are far from overflow and underflow."""
+    if widest(double, extreme) is None:
+        product = product * found[RSTD]
+    found[MEAN_G] = total / size
+    found[MEAN_GX] = product / size
+    largest = abs(total) + abs(product)
+    moderate = largest == 0.0 or 1.0 / LIMIT < largest < LIMIT
+    found[MODERATE] = 1.0 if moderate else 0.0
+
+
+@njit(**STRICT)
+def errors_of(sums, cols, start, size, double):
+    """The part of float64 sums that collects what additions lose; None for others."""
+    return None if double is None else part(sums, cols + start, size)
+
+
+# The gradient
 
 
 @njit(**STRICT)
@@ -203,97 +291,85 @@ def gradient(g, normal, scale, rstd, mean_g, mean_gx):
 
 
 @njit(**STRICT)
-def accumulate(sums, errors, j, value, output, error_output):
-    """sums[j] += value; for float64, errors[j] += what that lost."""
-    if errors is None:
-        store(sums, j, stored(sums, j, output) + np.float64(value), output)
+def write_elements(dy, x, weight, dresidual, dx, scale, parameters):
+    """dx of one row, dresidual added, in the dtype of the parameters."""
+    high, low, rstd, mean_g, mean_gx = parameters
+    for j in range(x.size):
+        normal = centred(x, j, scale, high, low, rstd) * rstd
+        g = gradient(scaled(load(dy, j, rstd), weight, j), normal, scale, rstd, mean_g, mean_gx)
+        store(dx, j, shifted(g, dresidual, j), 0)
+
+
+@njit(**STRICT)
+def write_gradient(found, dy, x, weight, dresidual, dx, centered, double, extreme):
+    """dx of one row; in float64 if it is extreme, or dy is."""
+    if extreme is not None:
+        write_elements(dy, x, weight, dresidual, dx, scale_of(found, extreme), parameters_of(found, centered, True))
+    elif double is not None or found[MODERATE] == 1.0:
+        write_elements(dy, x, weight, dresidual, dx, None, parameters_of(found, centered, double))
     else:
-        total, error = add_exactly(stored(sums, j, output), stored(errors, j, error_output), value)
-        store(sums, j, total, output)
-        store(errors, j, error, error_output)
+        write_elements(dy, x, weight, dresidual, dx, None, parameters_of(found, centered, True))
+
+
+# Rows
 
 
 @njit(**STRICT)
-def accumulate_two(sums, j, value, value_2, output):
-    """sums[j] += value; sums[j] += value_2."""
-    total = stored(sums, j, output) + np.float64(value)
-    store(sums, j, total + np.float64(value_2), output)
-
-
-@njit(**STRICT)
-def write_gradients(
-    dy, x, weight, dresidual, dx, dweight, dweight_errors, dbias, dbias_errors, scale, parameters
+def gather_rows(
+    found, base, dy_rows, x_rows, weight, dweight, dbias, first, stop, centered, double, extreme
 ):  # fmt: skip
-    """dx of one row, dresidual added; dweight += dy·x̂ and dbias += dy. What is None is left out."""
-    high, low, rstd, mean_g, mean_gx = parameters
-    for j in range(x.size):
-        d = load(dy, j, rstd)
-        normal = normalized(x, j, scale, high, low, rstd)
-        if dweight is not None:
-            accumulate(dweight, dweight_errors, j, d * normal, 1, 2)
-        if dbias is not None:
-            accumulate(dbias, dbias_errors, j, d, 3, 4)
-        if dx is not None:
-            g = gradient(scaled(d, weight, j), normal, scale, rstd, mean_g, mean_gx)
-            store(dx, j, shifted(g, dresidual, j), 0)
-
-
-@njit(**STRICT)
-def write_two_gradients(
-    dy, x, weight, dresidual, dx, dweight, dbias, parameters,
-    dy_2, x_2, dresidual_2, dx_2, parameters_2,
-):  # fmt: skip
-    """`write_gradients` of two float32 rows, with the same bits and half the traffic with the sums."""
-    high, low, rstd, mean_g, mean_gx = parameters
-    high_2, low_2, rstd_2, mean_g_2, mean_gx_2 = parameters_2
-    for j in range(x.size):
-        d = load(dy, j, rstd)
-        d_2 = load(dy_2, j, rstd)
-        normal = normalized(x, j, None, high, low, rstd)
-        normal_2 = normalized(x_2, j, None, high_2, low_2, rstd_2)
-        if dweight is not None:
-            accumulate_two(dweight, j, d * normal, d_2 * normal_2, 1)
-        if dbias is not None:
-            accumulate_two(dbias, j, d, d_2, 3)
-        if dx is not None:
-            g = gradient(scaled(d, weight, j), normal, None, rstd, mean_g, mean_gx)
-            g_2 = gradient(scaled(d_2, weight, j), normal_2, None, rstd_2, mean_g_2, mean_gx_2)
-            store(dx, j, shifted(g, dresidual, j), 0)
-            store(dx_2, j, shifted(g_2, dresidual_2, j), 5)
-
-
-@njit(**STRICT)
-def errors_of(sums, cols, start, size, double):
-    """The part of float64 sums that collects what additions lose; None for others."""
-    return None if double is None else part(sums, cols + start, size)
-
-
-@njit(**STRICT)
-def apply_rows(
-    dy_rows, x_rows, weights, dresidual_rows, dx_rows, dweights, dbiases, found, base, first, stop,
-    cols, start, size, centered, double, extreme,
-):  # fmt: skip
-    """`write_gradients` of rows first to stop, `size` columns from `start`; float32 rows two at a time."""
-    weight = part(weights, start, size)
-    dweight, dbias = part(dweights, start, size), part(dbiases, start, size)
+    """`put_means` of rows first to stop, float32 rows two at a time: half the traffic with the sums."""
     i = first
     while i < stop:
-        dy, x = part(row(dy_rows, i), start, size), part(row(x_rows, i), start, size)
-        dresidual, dx = part(row(dresidual_rows, i), start, size), part(row(dx_rows, i), start, size)
         own = part(found, PARAMETERS * (i - base), PARAMETERS)
+        dy, x = row(dy_rows, i), row(x_rows, i)
         if extreme is None and double is None and i + 1 < stop:
-            write_two_gradients(
-                dy, x, weight, dresidual, dx, dweight, dbias, parameters_of(own, centered, None),
-                part(row(dy_rows, i + 1), start, size), part(row(x_rows, i + 1), start, size),
-                part(row(dresidual_rows, i + 1), start, size),
-                part(row(dx_rows, i + 1), start, size),
-                parameters_of(part(own, PARAMETERS, PARAMETERS), centered, None),
-            )  # fmt: skip
+            own_2 = part(own, PARAMETERS, PARAMETERS)
+            dy_2, x_2 = row(dy_rows, i + 1), row(x_rows, i + 1)
+            put_means(own, dy, x, own_2, dy_2, x_2, weight, dweight, dbias, centered, double, extreme)
             i += 2
         else:
-            write_gradients(
-                dy, x, weight, dresidual, dx, dweight, errors_of(dweights, cols, start, size, double),
-                dbias, errors_of(dbiases, cols, start, size, double), scale_of(own, extreme),
-                parameters_of(own, centered, widest(double, extreme)),
+            put_means(own, dy, x, None, None, None, weight, dweight, dbias, centered, double, extreme)
+            i += 1
+
+
+@njit(**STRICT)
+def add_rows(
+    found, base, dy_rows, x_rows, dweights, dbiases, first, stop, cols, start, size, centered, double, extreme
+):  # fmt: skip
+    """dweight += dy·x̂ and dbias += dy of rows first to stop whose statistics are known, `size` columns from `start`."""
+    dweight, dbias = part(dweights, start, size), part(dbiases, start, size)
+    dweight_errors, dbias_errors = (
+        errors_of(dweights, cols, start, size, double), errors_of(dbiases, cols, start, size, double)
+    )  # fmt: skip
+    i = first
+    while i < stop:
+        own = statistics_of(part(found, PARAMETERS * (i - base), PARAMETERS), centered, double, extreme)
+        dy, x = part(row(dy_rows, i), start, size), part(row(x_rows, i), start, size)
+        if extreme is None and double is None and i + 1 < stop:
+            own_2 = statistics_of(
+                part(found, PARAMETERS * (i + 1 - base), PARAMETERS), centered, double, extreme
+            )
+            dy_2, x_2 = part(row(dy_rows, i + 1), start, size), part(row(x_rows, i + 1), start, size)
+            add_leaf(dy, x, dy_2, x_2, None, dweight, None, dbias, None, own, own_2, None)
+            i += 2
+        else:
+            add_leaf(
+                dy, x, None, None, None, dweight, dweight_errors, dbias, dbias_errors, own, own,
+                widest(double, extreme),
             )  # fmt: skip
             i += 1
+
+
+@njit(**STRICT)
+def write_rows(
+    found, base, dy_rows, x_rows, weights, dresidual_rows, dx_rows, first, stop, start, size, centered, double, extreme
+):  # fmt: skip
+    """dx of rows first to stop, `size` columns from `start`."""
+    weight = part(weights, start, size)
+    for i in range(first, stop):
+        write_gradient(
+            part(found, PARAMETERS * (i - base), PARAMETERS), part(row(dy_rows, i), start, size),
+            part(row(x_rows, i), start, size), weight, part(row(dresidual_rows, i), start, size),
+            part(row(dx_rows, i), start, size), centered, double, extreme,
+        )  # fmt: skip

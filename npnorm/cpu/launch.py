@@ -4,8 +4,6 @@ import numpy as np
 
 from .._checks import format_of
 from .._threads import get_num_threads
-from . import quick
-from .forward_mode import jvp
 from .gradients import PARAMETERS
 from .layout import column_range
 from .machine import streaming_size
@@ -13,6 +11,7 @@ from .rows import LEAF
 from .runs import run_backward, run_forward
 from .specialize import kernel, total_kernel
 from .work import (
+    JOB,
     SPLIT,
     WIDE,
     block_count,
@@ -23,14 +22,13 @@ from .work import (
     over_copies,
     over_views,
     parameter,
+    pieces,
     row_ranges,
     row_views,
     scale,
     spread,
     statistic,
 )
-
-__all__ = ["backward", "forward", "jvp", "quick_backward", "quick_forward"]
 
 RANGE = 2**14
 """Columns of a range in which all rows of a very wide array get their gradients: 256 KB of sums, in the
@@ -47,8 +45,6 @@ STREAMED = streaming_size()
 LONG_ROW = 8192
 """Bytes of a long row. Shorter ones overlap with their neighbours by themselves: 16384 x 1024 of float32
 took 0.9 to 1.4 times a copy with ordinary stores and 1.5 without, 4096 x 4096 took 2.0 and 1.3."""
-
-quick_forward, quick_backward = quick.forward, quick.backward
 
 
 def forward(call):
@@ -71,8 +67,6 @@ def forward(call):
             and x is not y
             and views is not None
         )
-        if len(jobs) == 1 and views is not None:
-            quick.remember_forward(call)
 
         def work(arrays, first, start, stop):
             kept = (from_row(mean, first), from_row(rstd, first))
@@ -93,7 +87,7 @@ def _by_leaves(call, work, views, parameters, rows, cols):
     """Rows one after another, each shared by the threads: first its sums, then its elements."""
     gather, apply = (kernel(call.plan, False, phase) for phase in ("gather", "apply"))
     leaves = -(-cols // LEAF)
-    ranges = cut(leaves, 4 * get_num_threads())
+    ranges = cut(leaves, pieces(cols))
     arguments = (views[0], *parameters, views[3], np.empty(2 * leaves), call.eps, cols)
     for i in range(rows):
         ordinary: list[bool] = []
@@ -179,8 +173,6 @@ def _by_rows(call, arrays, views, gradients, rows, cols):
         over_views(work, views, blocks)
     else:
         over_copies(work, arrays[:3], arrays[3:], call.axes, rows, cols, blocks)
-    if len(blocks) == 1 and views is not None:
-        quick.remember_backward(call)
     for gradient, of_blocks in zip(gradients, sums, strict=True):
         if gradient is not None:
             flat = _flat(gradient)
@@ -213,7 +205,8 @@ def _by_columns(call, views, gradients, rows, cols):
             if flat is not None:
                 _add_up(plan, total, flat[start:stop])
 
-    count = -(-cols // (RANGE // 2 if plan.double else RANGE))
+    size = max(RANGE, min(4 * RANGE, JOB // rows))
+    count = -(-cols // (size // 2 if plan.double else size))
     spread(apply_range, cut(cols, count))
     for gradient, flat in zip(gradients, flats, strict=True):
         if gradient is not None:

@@ -17,7 +17,7 @@ from numba import njit
 from .arrays import LINE, part, stack_like
 from .elements import (
     load,
-    prefer_short_vectors,
+    multiply_add,
     prefetch,
     rounded,
     scaled,
@@ -26,20 +26,20 @@ from .elements import (
     stream_line,
     to_line,
 )
+from .lanes import lane_count, lane_sum, lanes
 
-# `fastmath` must be said: left out, it is inherited from whichever caller is compiled first.
-STRICT = {"nogil": True, "forceinline": True, "error_model": "numpy", "fastmath": False}
-# Reductions alone may be reordered, and only their own additions: what they add up comes from
-# STRICT helpers.
-REDUCTION = {**STRICT, "fastmath": {"reassoc", "nsz", "contract"}}
-# Where one rounding less is as good: a multiplication and an addition in one instruction.
-CONTRACTED = {**STRICT, "fastmath": {"contract"}}
+# `fastmath` must be said: left out, it is inherited from whichever caller is compiled first. Nothing but
+# kernels calls these functions, so they need no ways in from Python and C, which took a third of a compilation.
+STRICT = {
+    "nogil": True, "forceinline": True, "error_model": "numpy", "fastmath": False,
+    "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
+}
 
 LEAF = 4096
 """Columns that are summed at once. Leaves are added in order, so threads can share a row without changing a bit."""
 
-LEAF_DOUBLE = 512
-"""The same for float64, whose sums have no wider type: 32 lanes make 16 additions each, 2 u."""
+LEAF_DOUBLE = 256
+"""The same for float64, whose sums have no wider type: 16 lanes make 16 additions each, 2 u."""
 
 CHUNK = 512
 """Columns that are written to a buffer in the first cache before they are streamed to memory."""
@@ -64,12 +64,6 @@ def add_exactly(total, error, value):
     return result, error + lost
 
 
-@njit(**CONTRACTED)
-def multiply_add(a, b, c):
-    """a·b + c."""
-    return a * b + c
-
-
 @njit(**STRICT)
 def compensated(total, error):
     """total + error; an infinite total leaves a NaN as its error."""
@@ -77,48 +71,45 @@ def compensated(total, error):
 
 
 @njit(**STRICT)
-def deviation(x, j, scale, shift):
-    """x[j]·scale - shift in float64."""
-    value = load(x, j, 0.0)
+def add_deviation(sums, x, j, scale, shift):
+    """The sums of d and d², d = x·scale - shift, with element j, or as many as they have lanes."""
+    total, squares = sums
+    d = load(x, j, total)
     if scale is not None:
-        value = value * scale
+        d = d * scale
     if shift is not None:
-        value = value - shift
-    return value
+        d = d - shift
+    return total + d, multiply_add(d, d, squares)
 
 
-@njit(**REDUCTION)
-def leaf_sums(x, scale, shift, centered, double):
+@njit(**STRICT)
+def leaf_sums(x, scale, shift, centered):
     """The sums of d and d², d = x·scale - shift; the former means nothing for rows that are not centered."""
-    prefer_short_vectors(x)  # 768 columns: 0.11 ns a number, 0.15 with vectors of 512 bits
-    if centered is None and double is None:
-        return 0.0, leaf_squares(x, scale)
-    total = 0.0
-    squares = 0.0
-    for j in range(x.size):
-        d = deviation(x, j, scale, shift)
-        total += d
-        squares += d * d
-    return total, squares
-
-
-@njit(**REDUCTION)
-def leaf_squares(x, scale):
-    """The sum of d², d = x·scale, of two halves at once: one would wait for its additions."""
-    prefer_short_vectors(x)
-    half = x.size // 32 * 16
-    second, rest = part(x, half, half), part(x, 2 * half, x.size - 2 * half)
-    squares = 0.0
-    squares_2 = 0.0
-    for j in range(half):
-        d = deviation(x, j, scale, None)
-        d_2 = deviation(second, j, scale, None)
-        squares += d * d
-        squares_2 += d_2 * d_2
-    for j in range(rest.size):
-        d = deviation(rest, j, scale, None)
-        squares += d * d
-    return squares + squares_2
+    zero, count = lanes(0.0, x), lane_count(x)
+    a = b = c = d = e = f = g = h = (zero, zero)
+    step = 8 * count if centered is None else 4 * count  # additions to one sum wait for each other
+    whole = x.size - x.size % step
+    for j in range(0, whole, step):
+        a = add_deviation(a, x, j, scale, shift)
+        b = add_deviation(b, x, j + count, scale, shift)
+        c = add_deviation(c, x, j + 2 * count, scale, shift)
+        d = add_deviation(d, x, j + 3 * count, scale, shift)
+        if centered is None:
+            e = add_deviation(e, x, j + 4 * count, scale, shift)
+            f = add_deviation(f, x, j + 5 * count, scale, shift)
+            g = add_deviation(g, x, j + 6 * count, scale, shift)
+            h = add_deviation(h, x, j + 7 * count, scale, shift)
+    even = x.size - x.size % count
+    for j in range(whole, even, count):
+        a, b = b, add_deviation(a, x, j, scale, shift)
+    rest = (0.0, 0.0)
+    for j in range(even, x.size):
+        rest = add_deviation(rest, x, j, scale, shift)
+    total = lane_sum((a[0] + b[0]) + (c[0] + d[0])) + rest[0]
+    squares = (a[1] + b[1]) + (c[1] + d[1])
+    if centered is None:
+        squares = squares + ((e[1] + f[1]) + (g[1] + h[1]))
+    return total, lane_sum(squares) + rest[1]
 
 
 @njit(**STRICT)
@@ -127,7 +118,7 @@ def row_sums(x, scale, shift, centered, double):
     leaf = LEAF if double is None else LEAF_DOUBLE
     total = total_error = squares = squares_error = 0.0
     for start in range(0, x.size, leaf):
-        t, s = leaf_sums(part(x, start, min(leaf, x.size - start)), scale, shift, centered, double)
+        t, s = leaf_sums(part(x, start, min(leaf, x.size - start)), scale, shift, centered)
         if start == 0:  # most rows are one leaf: 10 ns less for each
             total, squares = t, s
         else:
@@ -141,7 +132,7 @@ def put_leaf_sums(x, sums, start, stop, centered):
     """The sums of leaves start to stop of a row, two each."""
     for leaf in range(start, stop):
         x_leaf = part(x, LEAF * leaf, min(LEAF, x.size - LEAF * leaf))
-        sums[2 * leaf], sums[2 * leaf + 1] = leaf_sums(x_leaf, None, None, centered, None)
+        sums[2 * leaf], sums[2 * leaf + 1] = leaf_sums(x_leaf, None, None, centered)
 
 
 @njit(**STRICT)
@@ -279,12 +270,14 @@ def mean_pair(mean, low, centered, double):
 
 @njit(**STRICT)
 def centred(x, j, scale, high, low, rstd):
-    """x[j]·scale - mean in the dtype of rstd."""
+    """x[j]·scale - mean in the dtype of rstd; the mean is high + low, or high alone."""
     value = load(x, j, rstd)
     if scale is not None:
         value = value * scale
     if high is not None:
-        value = (value - high) - low
+        value = value - high
+    if low is not None:
+        value = value - low
     return value
 
 
