@@ -11,7 +11,7 @@ from .._checks import format_of
 from .._plan import Backward, Forward, Plan
 from . import driver, table
 from .arrays import DeviceArray
-from .layout import ACCESS, Axis, lead_axes, parts_of, width
+from .layout import ACCESS, lead_axes, steps_of, width
 from .results import empty, handed_over
 from .staging import Staging
 from .streams import LEGACY, stream_address
@@ -47,45 +47,39 @@ def _forward(
     call: Forward, y: DeviceArray, total: DeviceArray | None, mean: DeviceArray | None, rstd: DeviceArray | None,
     stream: int,
 ) -> None:  # fmt: skip
-    """One launch, or several if the rows of the arrays do not lie along two common axes."""
     axes, staging, weight, bias = call.axes, None, call.weight, call.bias
     arrays = [call.x, call.residual, total, y]
     key = _key(call, (*arrays, weight, bias))
-    parts = _known.get(key)
-    if parts is None:
+    known = _known.get(key)
+    if known is None:
         staging = Staging()
         weight, bias = staging.vector(weight), staging.vector(bias)
         arrays = [staging.rows(array, axes, written=i > 1) for i, array in enumerate(arrays)]
-        parts = _forward_parts(call, arrays, (weight, bias))
+        known = _forward_launch(call, arrays, (weight, bias))
         if not staging.size:
-            _remember(key, parts)
+            _remember(key, known)
         staging.begin(call.x, stream)
-    for offsets, first, what, numbers in parts:
-        x_at, residual_at, total_at, y_at = map(_at, arrays, offsets)
-        arguments = (
-            *(x_at, residual_at, _at(weight), _at(bias), total_at, y_at),
-            *(_at(mean, 8 * first), _at(rstd, 8 * first), *numbers, call.eps, call.weight_offset),
-        )
-        driver.launch(what, arguments, stream)
+    what, numbers = known
+    x_at, residual_at, total_at, y_at = map(_at, arrays)
+    arguments = (
+        *(x_at, residual_at, _at(weight), _at(bias), total_at, y_at),
+        *(_at(mean), _at(rstd), *numbers, call.eps, call.weight_offset),
+    )
+    driver.launch(what, arguments, stream)
     if staging is not None:
         staging.end(stream)
 
 
-def _forward_parts(
+def _forward_launch(
     call: Forward, arrays: Sequence[DeviceArray | None], vectors: Sequence[DeviceArray | None]
-) -> list[tuple[tuple[int, ...], int, table.Launch, tuple[int, ...]]]:
-    """Of each launch: offsets in bytes in the arrays, the first row, what is launched, arguments shapes decide."""
-    plan, _, cols = _extent(call)
+) -> tuple[table.Launch, tuple[int, ...]]:
+    """What is launched, and the arguments that shapes decide."""
+    plan, rows, cols = _extent(call)
     lead = lead_axes(arrays, call.axes)
     access = width(call.x, cols, arrays, lead, vectors)
-    found = []
-    first = 0
-    for offsets, (outer, inner) in parts_of(lead, len(arrays), 2):
-        count = outer[0] * inner[0]
-        what = table.forward_launch(plan, count, cols, access, bool(call.weight_offset))
-        found.append((offsets, first, what, (count, cols, inner[0], *_steps(arrays, outer, inner))))
-        first += count
-    return found
+    count, steps = steps_of(lead, arrays)
+    what = table.forward_launch(plan, rows, cols, access, bool(call.weight_offset), count)
+    return what, (rows, cols, *steps)
 
 
 def backward(call: Backward) -> tuple[Any, Any, Any]:
@@ -136,28 +130,23 @@ class Gradients:
         self.dweight, self.dbias = (staging.vector(array, written=True) for array in (self.dweight, self.dbias))
         self.arrays = [staging.rows(array, axes, written=i == 3) for i, array in enumerate(self.arrays)]
         lead = lead_axes(self.arrays, axes)
-        # Several launches would add rows up in another order: copies keep the bits.
-        while len(lead) > 2:
-            present = [(i, array) for i, array in enumerate(self.arrays) if array is not None]
-            worst, array = max(present, key=lambda item: len(lead_axes([item[1]], axes)))
-            self.arrays[worst] = staging.stand_in(array, written=worst == 3)
-            lead = lead_axes(self.arrays, axes)
         access = width(call.x, cols, self.arrays, lead, (self.weight,))
-        ((_, (outer, inner)),) = parts_of(lead, 4, 2)
+        count, steps = steps_of(lead, self.arrays)
         statistics = None
         if parts.rstd is not None:
-            statistics = table.forward_launch(table.statistics_plan(plan), rows, cols, access)
+            statistics = table.forward_launch(table.statistics_plan(plan), rows, cols, access, False, count)
         partials = table.partials(plan, rows, cols)
         self.launches = BackwardLaunches(
             parts,
             statistics,
-            table.backward_launches(plan, rows, cols, access, bool(call.weight_offset)),
+            table.backward_launches(plan, rows, cols, access, bool(call.weight_offset), count),
             [
                 (table.total_launch(plan, name, partials, cols), plan.dweight == name, plan.dbias == name)
                 for name in dict.fromkeys(name for name in formats if name)
             ],
-            (rows, cols, inner[0]),
-            tuple(_steps(self.arrays, outer, inner)),
+            count,
+            (rows, cols),
+            steps,
             partials,
         )
         if staging.size == size:
@@ -166,14 +155,18 @@ class Gradients:
     def launch(self, stream: int) -> None:
         """Statistics that are not given, then gradients by rows, then sums over rows."""
         call = self.call
-        parts, statistics, launches, totals, extent, steps, partials = self.launches
+        parts, statistics, launches, totals, lead, extent, steps, partials = self.launches
         self.staging.begin(call.x, stream, call.workspace)
         dy, x, dresidual, dx = map(_at, self.arrays)
         mean, rstd, sums, dweights, dbiases = (
             0 if offset is None else self.memory.pointer + offset for offset in parts[:5]
         )
         if statistics is not None:
-            arguments = (x, *5 * (0,), mean, rstd, *extent, *steps[2:4], *6 * (0,), call.eps, 0.0)
+            lengths, x_strides = steps[:lead], steps[2 * lead : 3 * lead]
+            arguments = (
+                *(x, *5 * (0,), mean, rstd, *extent, *lengths, *x_strides, *3 * lead * (0,)),
+                *(call.eps, 0.0),
+            )
             driver.launch(statistics, arguments, stream)
         arguments = (
             *(dy, x, _at(self.weight), _at(self.mean) or mean, _at(self.rstd) or rstd, dresidual, dx),
@@ -196,8 +189,11 @@ class BackwardLaunches(NamedTuple):
     launches: tuple[table.Launch, ...]
     totals: list[tuple[table.Launch, bool, bool]]
     """Each launch that adds up sums, and whether it does so for dweight and for dbias."""
-    extent: tuple[int, int, int]
+    lead: int
+    extent: tuple[int, int]
+    """rows and cols."""
     steps: tuple[int, ...]
+    """The lengths of the lead axes, then strides along them of dy, x, dresidual and dx."""
     partials: int
 
 
@@ -273,13 +269,6 @@ def _native(dtype: np.dtype) -> np.dtype:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
-def _at(array: DeviceArray | None, offset: int = 0) -> int:
+def _at(array: DeviceArray | None) -> int:
     """An address for a kernel: 0 where there is no array."""
-    return 0 if array is None else array.pointer + offset
-
-
-def _steps(arrays: Sequence[DeviceArray | None], outer: Axis, inner: Axis) -> Iterator[int]:
-    """The strides of every array in elements: 0 where there is no array."""
-    for array, *strides in zip(arrays, outer[1], inner[1], strict=True):
-        for stride in strides:
-            yield 0 if array is None else stride // array.itemsize
+    return 0 if array is None else array.pointer
