@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 from table import DTYPES
 
-from npnorm.cuda import driver, launch, table
+from npnorm import _backend
+from npnorm.cuda import driver, quick, table
 from npnorm.reference import rows as reference
 
 CURRENT = 64
@@ -297,7 +298,8 @@ FUNCTIONS = ("device_of", "current", "on", "order", "allocate", "fill", "launch"
 def install(monkeypatch):
     """A recording driver in the place of npnorm's."""
     recording = Driver()
-    monkeypatch.setattr(launch, "_known", {})
+    monkeypatch.setattr(quick, "_known", {})
+    monkeypatch.setattr(_backend, "device_calls", quick)
     for name in FUNCTIONS:
         monkeypatch.setattr(driver, name, getattr(recording, name))
     return recording

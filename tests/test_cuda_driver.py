@@ -234,11 +234,11 @@ def fake(monkeypatch):
     monkeypatch.setattr(driver, "_initialised", lambda: SimpleNamespace(core=fake.core, driver=fake))
     for name in ("_launches", "_kernels", "_shared"):
         monkeypatch.setattr(driver, name, {})
-    for name in ("_primary", "_memory", "capability"):
+    for name in ("_primary", "_memory", "_stream", "capability"):
         getattr(driver, name).cache_clear()
     monkeypatch.setattr(driver.kernels, "cubin", lambda spec, capability: Cubin("k", repr(capability).encode()))
     yield fake
-    for name in ("_primary", "_memory", "capability"):
+    for name in ("_primary", "_memory", "_stream", "capability"):
         getattr(driver, name).cache_clear()
 
 

@@ -288,8 +288,8 @@ def test_again(norm, gpu, monkeypatch):
     weight = random(24, seed=9)
     for most in (4096, 2):
         known = {}
-        monkeypatch.setattr("npnorm.cuda.launch.MOST_KNOWN", most)
-        monkeypatch.setattr("npnorm.cuda.launch._known", known)
+        monkeypatch.setattr("npnorm.cuda.quick.MOST_KNOWN", most)
+        monkeypatch.setattr("npnorm.cuda.quick._known", known)
         for seed, (eps, offset, shift) in enumerate(itertools.product((1e-5, 0.5), (0.0, 0.5, 2.0), (0, 4, 1))):
             base = random(6 * 24 + 8, seed=seed)
             x, dy = base[shift : shift + 144].reshape(6, 24), random((6, 24), seed=seed + 50)
@@ -297,7 +297,8 @@ def test_again(norm, gpu, monkeypatch):
             check(gpu, norm, "", {"x": x, "weight": weight}, {**options, "return_stats": True})
             check(gpu, norm, "add", {"x": x, "residual": dy, "weight": weight}, options)
             check(gpu, norm, "backward", {"dy": dy, "x": x, "weight": weight}, options)
-        assert len(known) == (12 if most > 2 else 2)
+        # Of norms and gradients each, by two places in 16 bytes and six pairs of options.
+        assert len(known) == (36 if most > 2 else 2)
 
 
 def test_layers(norm, gpu):

@@ -54,6 +54,14 @@ def lead_axes(arrays: Sequence[DeviceArray | None], axes: int) -> list[Axis]:
     return merged(shape, [nothing if array is None else array.strides[:-axes] for array in arrays])
 
 
+def reach(array: DeviceArray) -> tuple[int, int]:
+    """The first byte and the end of an array's memory, counted from its address."""
+    if not array.size:
+        return 0, 0
+    steps = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
+    return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0) + array.itemsize
+
+
 def steps_of(lead: list[Axis], arrays: Sequence[DeviceArray | None]) -> tuple[int, tuple[int, ...]]:
     """How many lead axes a kernel takes, and its arguments: their lengths, then each array's strides in elements.
 
