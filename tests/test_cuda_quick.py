@@ -70,9 +70,8 @@ def calls(norm, gpu, seed=0):
         lambda: norm.backward(b, a, w, out=tuple(out), workspace=workspace, output_mask=(True, True, True)),
         backward(other, x, weight),
     )
-    yield lambda: norm.backward(b, a, output_mask=(False, False, True)), backward(
-        other, x, output_mask=(False, False, True)
-    )
+    mask = (False, False, True)
+    yield lambda: norm.backward(b, a, dresidual=b, output_mask=mask), backward(other, x, output_mask=mask)
 
 
 def check(gpu, results, expected):
@@ -160,11 +159,11 @@ def test_options_that_change(norm, gpu):
 def test_outputs_that_overlap(norm, gpu):
     """The layouts are known to be right; where the arrays lie is not."""
     base = random((18, 24))
-    x, weight = put(gpu, base[:6]), put(gpu, random(24))
-    for rows in (slice(6, 12), slice(12, 18)):
+    x, weight = put(gpu, base[6:12]), put(gpu, random(24))
+    for rows in (slice(0, 6), slice(12, 18)):
         norm.forward(x, weight, out=put(gpu, base[rows]))
         norm.backward(x, x, weight, out=(put(gpu, base[rows]), None, None))
-    for start in (1, 5):
+    for start in (1, 5, 7, 11):
         with pytest.raises(ValueError, match="`out` must not overlap `x` in part"):
             norm.forward(x, weight, out=put(gpu, base[start : start + 6]))
         with pytest.raises(ValueError, match=r"`out\[0\]` must not overlap `dy` in part"):
@@ -174,6 +173,9 @@ def test_outputs_that_overlap(norm, gpu):
     norm.forward(put(gpu, random((24, 24)).T), out=out)
     with pytest.raises(ValueError, match="`out` must not overlap `x` in part"):
         norm.forward(put(gpu, square.T), out=out)
+    norm.add(x, x, out=put(gpu, base[:6]), residual_out=put(gpu, base[12:18]))
+    with pytest.raises(ValueError, match="`out` must not overlap `residual_out`"):
+        norm.add(x, x, out=put(gpu, base[:6]), residual_out=put(gpu, base[1:7]))
     # Inputs may share what they like.
     norm.add(put(gpu, base[:6]), put(gpu, base[6:12]), out=out_of(gpu, x))
     check(

@@ -62,7 +62,7 @@ class Known:
         spans: dict[tuple[int, int, int], bool] = {}
         for view, (first, last, written) in zip(filter(None, views), self.reaches, strict=True):
             span = view.pointer + first, view.pointer + last, view.pointer
-            spans[span] = written or span in spans and spans[span]
+            spans[span] = written  # outputs come last
         end_of_read = end_of_written = 0
         for (start, stop, _), written in sorted(spans.items()):
             if start < end_of_written or (written and start < end_of_read):
