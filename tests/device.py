@@ -396,6 +396,13 @@ def install_torch(monkeypatch, recording):
         def shape(self):
             return self.array.shape
 
+        @property
+        def is_cuda(self):
+            return self.device.type == "cuda"
+
+        def get_device(self):
+            return self.device.index
+
         def stride(self):
             return tuple(stride // self.array.itemsize for stride in self.array.strides)
 

@@ -204,8 +204,7 @@ def _place(name: str, value: Any) -> tuple[int | None, int | None]:
 
 def _of_torch(name: str, tensor: Any, torch: Any, streams: dict[int, int]) -> DeviceArray | None:
     """A tensor by its own attributes, which is quicker than a capsule; its stream is torch's current one."""
-    device = tensor.device
-    if device.type != "cuda":
+    if not tensor.is_cuda:
         return None
     if torch.version.hip is not None:
         raise TypeError(f"`{name}` must be on an NVIDIA device; got a tensor of PyTorch for ROCm: copy it to the host")
@@ -221,14 +220,19 @@ def _of_torch(name: str, tensor: Any, torch: Any, streams: dict[int, int]) -> De
             f"{name}.resolve_neg()"
         )
     dtype = _dtype_of(name, tensor.dtype)
-    number, size = device.index, dtype.itemsize
+    number, size = tensor.get_device(), dtype.itemsize
     stream = streams.get(number)
     if stream is None:
-        stream = streams[number] = torch.cuda.current_stream(device).cuda_stream or LEGACY
-    strides = tuple([size * stride for stride in tensor.stride()])
+        stream = streams[number] = torch.cuda.current_stream(number).cuda_stream or LEGACY
+    strides = _in_bytes(tensor.stride(), size)
     return DeviceArray(
         tensor.data_ptr(), tuple(tensor.shape), strides, dtype, False, stream, number, tensor, "torch"
     )
+
+
+@lru_cache(maxsize=1024)
+def _in_bytes(strides: tuple[int, ...], size: int) -> tuple[int, ...]:
+    return tuple(size * stride for stride in strides)
 
 
 def _of_interface(name: str, value: Any, interface: dict[str, Any], number: int | None) -> DeviceArray:
