@@ -64,7 +64,8 @@ def launches():
     half = "bfloat16"
     for cols in (40000, 100000):
         yield f"forward {half} {cols}", table.forward_launch(forward_plan(half), 8192, cols, 8)
-    yield "forward residual", table.forward_launch(forward_plan(half, residual=half), 8192, 4096, 8)
+    four_axes = table.forward_launch(forward_plan(half, residual=half), 8192, 4096, 8, lead=4)
+    yield "forward residual, rows along 4 axes", four_axes
     yield "forward statistics", table.forward_launch(forward_plan(half, statistics=True), 8192, 4096, 8)
     yield "forward float32 weight", table.forward_launch(forward_plan(half, parameter="float32"), 8192, 4096, 8)
     yield "forward float16", table.forward_launch(forward_plan("float16"), 8192, 4096, 8)
