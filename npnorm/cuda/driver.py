@@ -163,9 +163,10 @@ def fill(pointer: int, byte: int, size: int, stream: int) -> None:
 
 def launch(what: Launch, arguments: tuple[int | float, ...], stream: int) -> None:
     """Launch a kernel on the current device: integers and addresses become int64, floats float64."""
-    device = current()
+    cuda = _cuda()
+    device = int(_done(cuda.driver.cuCtxGetDevice()))
     kernel, config = _prepared(device, what)
-    _cuda().core.launch(_stream(device, stream), config, kernel, *arguments)
+    cuda.core.launch(_stream(device, stream), config, kernel, *arguments)
 
 
 @lru_cache(maxsize=256)
