@@ -29,8 +29,8 @@ SPILLS = {"backward": 128}
 32 registers of 64. What the code for rows of extreme size spills comes on top: see `test_no_kernel_spills`."""
 
 
-SPILLING = [f"backward float32 {cols}" for cols in ("128 layer", "512 layer", "2048 layer", "2048 rms")]
-"""Kernels that spill more than they should, 164 to 540 bytes."""
+SPILLING = [f"backward float32 {cols}" for cols in ("128 layer", "512 layer", "2048 layer")]
+"""Kernels that spill more than they should, 220 to 472 bytes."""
 
 
 def forward_plan(x, centered=True, parameter=None, out=None, residual=None, statistics=False):
