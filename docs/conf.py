@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, os.path.abspath(".."))
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # so that npnorm.cuda.device can be imported without numba-cuda
 
 import npnorm  # noqa: E402
 

@@ -1,5 +1,6 @@
 """The backends, which do what a plan says: one for NumPy arrays, one for arrays on a CUDA device."""
 
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -12,13 +13,18 @@ from ._results import Checked
 loaded: ModuleType | None = None
 """The backend of NumPy arrays, once it has been imported."""
 
+device_calls: Any = None
+"""The module that knows the calls on a CUDA device so far, once there has been one."""
+
 
 def backend(x: Checked) -> ModuleType:
     """The backend of a checked x."""
+    global device_calls
     if type(x) is np.ndarray:
         return host_backend()
-    from .cuda import launch
+    from .cuda import launch, quick
 
+    device_calls = quick
     return launch
 
 
@@ -35,7 +41,7 @@ def host_backend() -> ModuleType:
 
 def lazy_backend(arrays: tuple[Any, ...]) -> ModuleType | None:
     """The backend of Dask arrays, with its own plan, if there is one among the arguments of a call."""
-    if not any(map(is_dask, arrays)):
+    if "dask.array" not in sys.modules or not any(map(is_dask, arrays)):
         return None
     from . import dask
 

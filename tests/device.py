@@ -4,6 +4,7 @@ A launch is carried out by npnorm.reference on the memory at the addresses that 
 offset, flag or order gives a wrong result, and an address outside every array that the test has made is an error.
 """
 
+import math
 import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -11,7 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 from table import DTYPES
 
-from npnorm.cuda import driver, launch, table
+from npnorm import _backend
+from npnorm.cuda import driver, quick, table
 from npnorm.reference import rows as reference
 
 CURRENT = 64
@@ -144,28 +146,33 @@ class Driver:
 
     # The kernels.
 
-    def _rows(self, pointer, format_, extent, outer, inner_stride, written=False):
-        """(outer, inner, cols) elements of an array's rows."""
-        rows, cols, inner = extent
-        assert rows > 0 and cols > 0 and rows % inner == 0
+    def _laid(self, spec, rows, cols, rest):
+        """The shape of the rows, lead axes first; the strides of four arrays along these; eps and offset."""
+        lead, (*steps, eps, offset) = spec.lead, rest
+        lengths, *strides = (tuple(steps[i : i + lead]) for i in range(0, 5 * lead, lead))
+        assert len(steps) == 5 * lead and math.prod(lengths) == rows > 0 and cols > 0
+        assert lead == 1 or any(length > 1 for length in lengths[: lead // 2]), "a smaller kernel would do"
+        return (*lengths, cols), strides, eps, offset
+
+    def _rows(self, pointer, format_, shape, strides, written=False):
+        """The elements of an array's rows."""
         dtype = DTYPES[format_]
         assert pointer % dtype.itemsize == 0
-        strides = [outer * dtype.itemsize, inner_stride * dtype.itemsize, dtype.itemsize]
-        return self.memory.view(pointer, (rows // inner, inner, cols), strides, dtype, written)
+        strides = [stride * dtype.itemsize for stride in (*strides, 1)]
+        return self.memory.view(pointer, shape, strides, dtype, written)
 
-    def _read(self, pointer, format_, extent, *strides):
+    def _read(self, pointer, format_, shape, strides):
         """The rows in float64; None of None."""
         if format_ is None:
-            assert pointer == 0 and strides == (0, 0)
+            assert pointer == 0 and not any(strides)
             return None
-        rows = self._rows(pointer, format_, extent, *strides)
-        return rows.reshape(extent[0], extent[1]).astype(np.float64)
+        return self._rows(pointer, format_, shape, strides).reshape(-1, shape[-1]).astype(np.float64)
 
-    def _write(self, values, pointer, format_, extent, *strides):
+    def _write(self, values, pointer, format_, shape, strides):
         if format_ is None:
             assert pointer == 0
             return
-        view = self._rows(pointer, format_, extent, *strides, written=True)
+        view = self._rows(pointer, format_, shape, strides, written=True)
         view[...] = reference.rounded(values, view.dtype).reshape(view.shape)
 
     def _vector(self, pointer, format_, size, written=False):
@@ -199,18 +206,18 @@ class Driver:
         # Statistics for a backward call come with the width of the rest.
         assert not fits(2 * spec.width) or (spec.kind == "forward" and spec.plan.out is None)
 
-    def _forward(self, spec, x, residual, weight, bias, total, y, mean, rstd, rows, cols, inner, *rest):
-        plan, extent, steps, (eps, offset) = spec.plan, (rows, cols, inner), rest[:8], rest[8:]
+    def _forward(self, spec, x, residual, weight, bias, total, y, mean, rstd, rows, cols, *rest):
+        plan = spec.plan
+        shape, strides, eps, offset = self._laid(spec, rows, cols, rest)
         assert not plan.backward
         ours = ((plan.x, x), (plan.other, residual), (plan.other and plan.x, total), (plan.out, y))
-        strides = [steps[i : i + 2] for i in range(0, 8, 2)]
         self._check_access(spec, cols, ours, strides, ((plan.weight, weight), (plan.bias, bias)))
-        values = self._read(x, plan.x, extent, *strides[0])
-        added = self._read(residual, plan.other, extent, *strides[1])
+        values = self._read(x, plan.x, shape, strides[0])
+        added = self._read(residual, plan.other, shape, strides[1])
         with np.errstate(all="ignore"):
             if added is not None:
                 values = reference.rounded(values + added, DTYPES[plan.x])
-                self._write(values, total, plan.x, extent, *strides[2])
+                self._write(values, total, plan.x, shape, strides[2])
                 values = values.astype(np.float64)
             shift = self._vector(bias, plan.bias, cols)
             compute = np.dtype(np.float64 if plan.double else np.float32)
@@ -222,7 +229,7 @@ class Driver:
                 plan.centered,
                 DTYPES[plan.x] if plan.rounding else None,
             )
-            self._write(out, y, plan.out, extent, *strides[3])
+            self._write(out, y, plan.out, shape, strides[3])
         for format_, pointer, values in ((plan.mean, mean, row_mean), (plan.rstd, rstd, row_rstd)):
             kept = self._vector(pointer, format_, rows, True)
             if kept is not None:
@@ -235,20 +242,18 @@ class Driver:
 
     def _backward(self, spec, *arguments):
         plan = spec.plan
-        dy, x, weight, mean, rstd, dresidual, dx, sums, dweights, dbiases, rows, cols, inner, *rest = arguments
-        steps, (eps, offset) = rest[:8], rest[8:]
+        dy, x, weight, mean, rstd, dresidual, dx, sums, dweights, dbiases, rows, cols, *rest = arguments
+        shape, strides, eps, offset = self._laid(spec, rows, cols, rest)
         assert plan.backward
         if spec.mode == "looped":
             assert self.first_half == arguments and sums
-        extent = rows, cols, inner
-        strides = [steps[i : i + 2] for i in range(0, 8, 2)]
         ours = ((plan.other, dy), (plan.x, x), (plan.dresidual, dresidual), (plan.out, dx))
         self._check_access(spec, cols, ours, strides, ((plan.weight, weight),))
-        added = self._read(dresidual, plan.dresidual, extent, *strides[2])
+        added = self._read(dresidual, plan.dresidual, shape, strides[2])
         with np.errstate(all="ignore"):
             gradients = reference.backward_rows(
-                self._read(dy, plan.other, extent, *strides[0]),
-                self._read(x, plan.x, extent, *strides[1]),
+                self._read(dy, plan.other, shape, strides[0]),
+                self._read(x, plan.x, shape, strides[1]),
                 self._scale(spec, weight, cols, offset),
                 self._vector(mean, "float64", rows).reshape(-1, 1) if plan.centered else None,
                 self._vector(rstd, "float64", rows).reshape(-1, 1),
@@ -256,7 +261,7 @@ class Driver:
                 np.float64(eps),
                 plan.centered,
             )
-            self._write(gradients[0], dx, plan.out, extent, *strides[3])
+            self._write(gradients[0], dx, plan.out, shape, strides[3])
         for pointer, format_, total in (
             (dweights, plan.dweight, gradients[1]), (dbiases, plan.dbias, gradients[2])
         ):  # fmt: skip
@@ -293,7 +298,8 @@ FUNCTIONS = ("device_of", "current", "on", "order", "allocate", "fill", "launch"
 def install(monkeypatch):
     """A recording driver in the place of npnorm's."""
     recording = Driver()
-    monkeypatch.setattr(launch, "_known", {})
+    monkeypatch.setattr(quick, "_known", {})
+    monkeypatch.setattr(_backend, "device_calls", quick)
     for name in FUNCTIONS:
         monkeypatch.setattr(driver, name, getattr(recording, name))
     return recording
@@ -389,6 +395,13 @@ def install_torch(monkeypatch, recording):
         @property
         def shape(self):
             return self.array.shape
+
+        @property
+        def is_cuda(self):
+            return self.device.type == "cuda"
+
+        def get_device(self):
+            return self.device.index
 
         def stride(self):
             return tuple(stride // self.array.itemsize for stride in self.array.strides)

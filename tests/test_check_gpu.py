@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import device
 import pytest
 
-from npnorm.cuda import driver, launch
+from npnorm.cuda import driver, quick
 
 FOLDER = Path(__file__).parent / "gpu"
 PROGRAM = FOLDER / "check_gpu.py"
@@ -100,7 +100,7 @@ def check(monkeypatch):
     import gpu_cases
     import gpu_machine
 
-    monkeypatch.setattr(launch, "_known", {})
+    monkeypatch.setattr(quick, "_known", {})
     for name in device.FUNCTIONS:  # restored at the end
         monkeypatch.setattr(driver, name, getattr(driver, name))
     machine = gpu_machine.Simulated()
@@ -115,7 +115,7 @@ def check(monkeypatch):
 
 def beyond_the_end(self, what, arguments):
     """Two bytes behind the last row of y."""
-    y, rows, cols, step = arguments[5], *arguments[8:10], arguments[17]
+    y, rows, cols, step = arguments[5], *arguments[8:10], arguments[-3]
     if y and what.spec.kind == "forward":
         self._bytes(y + 2 * ((rows - 1) * max(step, cols) + cols), 2)[...] = 1
 

@@ -155,7 +155,7 @@ class Fake:
         names = SimpleNamespace
         self.core = names(
             LEGACY_DEFAULT_STREAM="legacy",
-            Stream=names(from_handle=lambda handle: f"stream {handle}"),
+            Stream=names(from_handle=self.from_handle),
             LaunchConfig=lambda **options: tuple(options.values()),
             launch=lambda *arguments: self.calls.append(("launch", *arguments)),
             DeviceMemoryResource=lambda device: names(
@@ -163,6 +163,10 @@ class Fake:
             ),
             ObjectCode=names(from_cubin=self.from_cubin),
         )
+
+    def from_handle(self, handle):
+        self.calls.append(("stream", handle))
+        return f"stream {handle}"
 
     def from_cubin(self, code):
         self.calls.append(("load", code))
@@ -234,11 +238,11 @@ def fake(monkeypatch):
     monkeypatch.setattr(driver, "_initialised", lambda: SimpleNamespace(core=fake.core, driver=fake))
     for name in ("_launches", "_kernels", "_shared"):
         monkeypatch.setattr(driver, name, {})
-    for name in ("_primary", "_memory", "capability"):
+    for name in ("_primary", "_memory", "_stream", "capability"):
         getattr(driver, name).cache_clear()
     monkeypatch.setattr(driver.kernels, "cubin", lambda spec, capability: Cubin("k", repr(capability).encode()))
     yield fake
-    for name in ("_primary", "_memory", "capability"):
+    for name in ("_primary", "_memory", "_stream", "capability"):
         getattr(driver, name).cache_clear()
 
 
@@ -309,6 +313,16 @@ def test_launch(fake):
     with driver.on(0):
         driver.launch(small, (), 1)
     assert fake.named("load")[-1] == (b"(9, 0)",)
+
+
+def test_streams_are_made_once(fake):
+    """For each device, since an address may be another device's stream later on."""
+    launch = Launch(SPEC, (4, 1, 1), (32, 1, 1), 0)
+    for device, stream in ((0, 7), (0, 7), (1, 7), (0, 8), (0, 7), (0, 1)):
+        with driver.on(device):
+            driver.launch(launch, (), stream)
+            driver.allocate(8, stream)
+    assert fake.named("stream") == [(7,), (7,), (8,)]
 
 
 def test_launches_are_forgotten(fake, monkeypatch):

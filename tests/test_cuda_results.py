@@ -137,28 +137,34 @@ def test_lead_axes(norm, gpu, lead):
 
 
 def test_how_many_launches(norm, gpu):
-    """Two strides go straight to the kernel, more take several launches forward and copies backward."""
+    """Any number of lead axes goes straight to a kernel for so many; columns that are apart are copied."""
     base = random((3, 4, 5, 6, 32))
-    for x, launches, copies in (
+    many = random((2, 3, 2, 3, 2, 3, 8)).transpose(5, 4, 3, 2, 1, 0, 6)
+    for x, lead, copies in (
         (base, 1, 0),
-        (base[:, ::2], 1, 0),
-        (base[:, ::2, :, 1], 1, 0),
-        (np.lib.stride_tricks.as_strided(base, (3, 1, 5, 32), (base.strides[0], 12, base.strides[2], 4)), 1, 0),
-        (base[:, ::2, ::2, 1:3], 3 * 2, 2),
-        (base.transpose(2, 0, 1, 3, 4), 5, 2),
-        (base.transpose(3, 2, 1, 0, 4), 6 * 5, 2),
+        (base[0], 1, 0),
+        (base[0, 0, 0, 0], 1, 0),
         (base[:, ::2, ::2, 1:3, ::2], 1, 1),
+        (base[:, ::2], 2, 0),
+        (base[:, ::2, :, 1], 2, 0),
+        (np.lib.stride_tricks.as_strided(base, (3, 1, 5, 32), (base.strides[0], 12, base.strides[2], 4)), 2, 0),
+        (base[:, ::2, ::2, 1:3], 4, 0),
+        (base.transpose(2, 0, 1, 3, 4), 4, 0),
+        (base.transpose(3, 2, 1, 0, 4), 4, 0),
+        (many[0, ::-1], 8, 0),
+        (many, 8, 0),
     ):
         gpu.events.clear()
         check(gpu, norm, "", {"x": x}, {})
-        assert len(gpu.launches("forward")) == launches
+        # An output that is contiguous has its own strides beside those of x.
+        assert [launch.spec.lead for launch, *_ in gpu.launches() if launch.spec.kind == "forward"] == [lead]
+        assert len(gpu.launches("copy")) == copies
         gpu.events.clear()
         check(gpu, norm, "backward", {"dy": x, "x": x, "weight": random(x.shape[-1])}, {})
-        # Copies are one launch for each index of the axes before the last four.
-        assert {launch.spec.kind for launch, *_ in gpu.launches()} >= {"forward", "backward", "total"}
-        sources = {arguments[0] for _, arguments, _ in gpu.launches("copy")}
-        assert bool(sources) is bool(copies)
-        assert len(gpu.launches("backward")) == 1
+        kinds = [launch.spec.kind for launch, *_ in gpu.launches() if launch.spec.kind != "copy"]
+        assert kinds == ["forward", "backward", "total"]
+        assert [launch.spec.lead for launch, *_ in gpu.launches("backward")] == [lead]
+        assert bool(gpu.launches("copy")) is bool(copies)
 
 
 def test_several_axes(norm, gpu):
@@ -282,8 +288,8 @@ def test_again(norm, gpu, monkeypatch):
     weight = random(24, seed=9)
     for most in (4096, 2):
         known = {}
-        monkeypatch.setattr("npnorm.cuda.launch.MOST_KNOWN", most)
-        monkeypatch.setattr("npnorm.cuda.launch._known", known)
+        monkeypatch.setattr("npnorm.cuda.quick.MOST_KNOWN", most)
+        monkeypatch.setattr("npnorm.cuda.quick._known", known)
         for seed, (eps, offset, shift) in enumerate(itertools.product((1e-5, 0.5), (0.0, 0.5, 2.0), (0, 4, 1))):
             base = random(6 * 24 + 8, seed=seed)
             x, dy = base[shift : shift + 144].reshape(6, 24), random((6, 24), seed=seed + 50)
@@ -291,7 +297,8 @@ def test_again(norm, gpu, monkeypatch):
             check(gpu, norm, "", {"x": x, "weight": weight}, {**options, "return_stats": True})
             check(gpu, norm, "add", {"x": x, "residual": dy, "weight": weight}, options)
             check(gpu, norm, "backward", {"dy": dy, "x": x, "weight": weight}, options)
-        assert len(known) == (12 if most > 2 else 2)
+        # Of norms and gradients each, by two places in 16 bytes and six pairs of options.
+        assert len(known) == (36 if most > 2 else 2)
 
 
 def test_layers(norm, gpu):

@@ -103,6 +103,20 @@ def test_backward(x, gradient, cols):
             assert first[0].grid == (rows, 1, 1)
 
 
+@pytest.mark.parametrize("cols", [64, 4096, 10**5])
+def test_lead_axes_decide_nothing_else(cols):
+    """Rows along more axes have kernels of their own, and the same threads, blocks and partial sums."""
+    forward, backward = forward_plan("bfloat16"), backward_plan("bfloat16")
+    flat = [table.forward_launch(forward, 99, cols, 8), *table.backward_launches(backward, 99, cols, 8)]
+    for lead in (2, 8):
+        launches = [
+            table.forward_launch(forward, 99, cols, 8, lead=lead),
+            *table.backward_launches(backward, 99, cols, 8, lead=lead),
+        ]
+        assert {launch.spec.lead for launch in launches} == {lead}
+        assert [launch._replace(spec=launch.spec._replace(lead=1)) for launch in launches] == flat
+
+
 def test_narrow_rows_share_blocks():
     """Else the lanes of a warp would have nothing to do, and there would be as many partial sums as rows."""
     assert table.forward_launch(forward_plan("bfloat16"), 64, 64, 8).spec[4:6] == (8, 16)

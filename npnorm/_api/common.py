@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, SupportsIndex
 
+import numpy as np
 from numpy.typing import ArrayLike
 
-from .. import _plan
+from .. import _backend, _plan
 from .._backend import backend, lazy_backend
 from .._results import Array
 
@@ -16,20 +17,26 @@ Mask = tuple[bool, bool, bool]
 GradientsOut = tuple[Array | None, Array | None, Array | None]
 
 
-def planned_forward(*arguments: Any, stream: Any) -> tuple[ModuleType, _plan.Forward]:
+def planned_forward(*arguments: Any, stream: Any) -> tuple[Any, _plan.Forward]:
     """The backend for the arrays of a forward call, and that call, checked."""
     lazy = lazy_backend(arguments)
     if lazy:
         return lazy, lazy.plan_forward(*arguments, stream=stream)
+    if _backend.device_calls and type(arguments[1]) is not np.ndarray:
+        found: tuple[Any, _plan.Forward] = _backend.device_calls.planned_forward(arguments, stream)
+        return found
     call = _plan.plan_forward(*arguments, stream=stream)
     return backend(call.x), call
 
 
-def planned_backward(*arguments: Any, stream: Any, workspace: Any) -> tuple[ModuleType, _plan.Backward]:
+def planned_backward(*arguments: Any, stream: Any, workspace: Any) -> tuple[Any, _plan.Backward]:
     """The same for a backward call."""
     lazy = lazy_backend(arguments)
     if lazy:
         return lazy, lazy.plan_backward(*arguments, stream=stream, workspace=workspace)
+    if _backend.device_calls and type(arguments[1]) is not np.ndarray:
+        found: tuple[Any, _plan.Backward] = _backend.device_calls.planned_backward(arguments, stream, workspace)
+        return found
     call = _plan.plan_backward(*arguments, stream=stream, workspace=workspace)
     return backend(call.x), call
 

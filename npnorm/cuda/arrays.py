@@ -2,6 +2,7 @@
 
 import math
 import sys
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,7 @@ class _Addresses:
         }
 
 
+@lru_cache(maxsize=1024)
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """The strides in bytes of a C-contiguous array."""
     strides = []
@@ -167,13 +169,16 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
     return tuple(reversed(strides))
 
 
-def device_array(name: str, value: Any) -> DeviceArray | None:
-    """An array on a CUDA device as a view; None of what is in host memory."""
+def device_array(name: str, value: Any, streams: dict[int, int] | None = None) -> DeviceArray | None:
+    """An array on a CUDA device as a view; None of what is in host memory.
+
+    PyTorch is asked for its current stream, which takes a microsecond, if `streams` does not have the device's.
+    """
     if type(value) is DeviceArray:
         return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return _of_torch(name, value, torch)
+        return _of_torch(name, value, torch, {} if streams is None else streams)
     interface = getattr(value, "__cuda_array_interface__", None)
     kind, number = _place(name, value)
     if interface is not None:
@@ -197,9 +202,9 @@ def _place(name: str, value: Any) -> tuple[int | None, int | None]:
     return kind, number
 
 
-def _of_torch(name: str, tensor: Any, torch: Any) -> DeviceArray | None:
+def _of_torch(name: str, tensor: Any, torch: Any, streams: dict[int, int]) -> DeviceArray | None:
     """A tensor by its own attributes, which is quicker than a capsule; its stream is torch's current one."""
-    if tensor.device.type != "cuda":
+    if not tensor.is_cuda:
         return None
     if torch.version.hip is not None:
         raise TypeError(f"`{name}` must be on an NVIDIA device; got a tensor of PyTorch for ROCm: copy it to the host")
@@ -214,27 +219,26 @@ def _of_torch(name: str, tensor: Any, torch: Any) -> DeviceArray | None:
             f"{', with a sign that is not yet applied' if tensor.is_neg() else ''}: write {name}.to_dense() or "
             f"{name}.resolve_neg()"
         )
-    dtype = _named_dtype(name, str(tensor.dtype).removeprefix("torch."))
-    size = dtype.itemsize
-    stream = torch.cuda.current_stream(tensor.device).cuda_stream
+    dtype = _dtype_of(name, tensor.dtype)
+    number, size = tensor.get_device(), dtype.itemsize
+    stream = streams.get(number)
+    if stream is None:
+        stream = streams[number] = torch.cuda.current_stream(number).cuda_stream or LEGACY
+    strides = _in_bytes(tensor.stride(), size)
     return DeviceArray(
-        tensor.data_ptr(),
-        tuple(tensor.shape),
-        tuple(size * stride for stride in tensor.stride()),
-        dtype,
-        False,
-        stream or LEGACY,
-        tensor.device.index,
-        tensor,
-        "torch",
+        tensor.data_ptr(), tuple(tensor.shape), strides, dtype, False, stream, number, tensor, "torch"
     )
+
+
+@lru_cache(maxsize=1024)
+def _in_bytes(strides: tuple[int, ...], size: int) -> tuple[int, ...]:
+    return tuple(size * stride for stride in strides)
 
 
 def _of_interface(name: str, value: Any, interface: dict[str, Any], number: int | None) -> DeviceArray:
     if interface.get("mask") is not None:
         raise TypeError(f"`{name}` must not be masked, since its mask would be ignored; got {type(value).__name__}")
-    typestr = interface["typestr"]
-    dtype = _named_dtype(name, "bfloat16") if typestr in BFLOAT16 else np.dtype(typestr)
+    dtype = _dtype_of(name, interface["typestr"])
     pointer, readonly = interface["data"]
     strides = interface.get("strides")
     return DeviceArray(
@@ -257,21 +261,23 @@ def _of_dlpack(name: str, value: Any, number: int | None) -> DeviceArray:
         dtype = np.dtype(f"{dlpack.KINDS[found.code]}{found.bits // 8}")
     else:
         plain = found.lanes == 1 and found.bits == 16 and found.code == dlpack.BFLOAT
-        dtype = _named_dtype(name, "bfloat16" if plain else f"DLPack's type {found.code} of {found.bits} bits")
+        dtype = _dtype_of(name, "bfloat16" if plain else f"DLPack's type {found.code} of {found.bits} bits")
     return DeviceArray(
         found.pointer, found.shape, found.strides, dtype, found.readonly, LEGACY, number,
         (value, found.owner), _library(value),
     )  # fmt: skip
 
 
-_dtypes: dict[str, np.dtype] = {}
+_dtypes: dict[Any, np.dtype] = {}
+"""NumPy's dtypes, by what libraries have for them."""
 
 
-def _named_dtype(name: str, text: str) -> np.dtype:
-    """A dtype by its name, bfloat16 among them."""
-    dtype = _dtypes.get(text)
+def _dtype_of(name: str, kind: Any) -> np.dtype:
+    """The dtype that a library means by an object or a text, bfloat16 among them."""
+    dtype = _dtypes.get(kind)
     if dtype is not None:
         return dtype
+    text = "bfloat16" if kind in BFLOAT16 else str(kind).removeprefix("torch.")
     try:
         if text == "bfloat16":
             import ml_dtypes
@@ -285,7 +291,7 @@ def _named_dtype(name: str, text: str) -> np.dtype:
         raise TypeError(
             f"`{name}` must have dtype float16, bfloat16, float32 or float64; got {text}: cast it to one of them"
         ) from None
-    return _dtypes.setdefault(text, dtype)
+    return _dtypes.setdefault(kind, dtype)
 
 
 def _library(value: Any) -> str | None:

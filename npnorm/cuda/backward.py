@@ -3,7 +3,8 @@
 import numpy as np
 from numba import cuda
 
-from .elements import HALVES, TYPES, add_closely, add_exactly, compensated, make_element, make_elements, row_start
+from .addresses import make_place, make_row_start
+from .elements import HALVES, TYPES, add_closely, add_exactly, compensated, make_element, make_elements
 from .rows import exchange_size
 from .sums import make_gather, number_of, shrinking
 from .table import SIZES
@@ -162,6 +163,7 @@ def make_backward(spec, careful=True):
     gather = None if looped else make_gather(spec, careful)
     apply, apply_extreme = make_apply(spec, number, False), make_apply(spec, np.float64, True)
     deliver = make_deliver(spec)
+    find_place, row_start = make_place(spec.lead), make_row_start(spec.lead)
     statistic = make_element("float64", np.float64).get
     x_size, dy_size, dresidual_size, dx_size = (
         SIZES[form or "float32"] for form in (plan.x, plan.other, plan.dresidual, plan.out)
@@ -189,9 +191,8 @@ def make_backward(spec, careful=True):
             )  # fmt: skip
 
     def backward(
-        dy, x, weight, mean, rstd, dresidual, dx, sums, dweight_partials, dbias_partials, rows, cols, inner,
-        dy_outer, dy_inner, x_outer, x_inner, dresidual_outer, dresidual_inner, dx_outer, dx_inner,
-        eps, weight_offset,
+        dy, x, weight, mean, rstd, dresidual, dx, sums, dweight_partials, dbias_partials, rows, cols, lengths,
+        dy_strides, x_strides, dresidual_strides, dx_strides, eps, weight_offset,
     ):  # fmt: skip
         """dx = (g - mean(g) - x̂·mean(g·x̂))·rstd + dresidual, g = dy·weight; partial sums of dy·x̂ and dy over rows."""
         words = cuda.local.array(word_count, uint32)
@@ -225,13 +226,14 @@ def make_backward(spec, careful=True):
             active = row < rows
             row = min(row, rows - 1)
             limit = cols if active else 0
-            x_row = row_start(x, row, inner, x_outer, x_inner, x_size)
-            dy_row = row_start(dy, row, inner, dy_outer, dy_inner, dy_size)
+            place = find_place(row, lengths)
+            x_row = row_start(x, place, x_strides, x_size)
+            dy_row = row_start(dy, place, dy_strides, dy_size)
             dresidual_row, dx_row = x_row, x_row
             if added:
-                dresidual_row = row_start(dresidual, row, inner, dresidual_outer, dresidual_inner, dresidual_size)
+                dresidual_row = row_start(dresidual, place, dresidual_strides, dresidual_size)
             if written:
-                dx_row = row_start(dx, row, inner, dx_outer, dx_inner, dx_size)
+                dx_row = row_start(dx, place, dx_strides, dx_size)
             for k in range(vectors):
                 j = first + k * threads * chunk
                 if j < limit:

@@ -2,9 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -100,23 +98,27 @@ def device_of(pointer: int) -> int:
     return int(_done(driver.cuPointerGetAttribute(attribute, pointer)))
 
 
-@contextmanager
-def on(device: int | None) -> Iterator[None]:
+class on:  # noqa: N801 - a context manager; as a class, for a generator takes 2 µs
     """Make a device the current one for a while; None is the current one, or the first."""
-    driver = _cuda().driver
-    before = int(_done(driver.cuCtxGetCurrent()))
-    if device is None and before:
-        yield
-        return
-    primary = _primary(device or 0)
-    if before == int(primary):
-        yield
-        return
-    _done(driver.cuCtxPushCurrent(primary))
-    try:
-        yield
-    finally:
-        _done(driver.cuCtxPopCurrent())
+
+    __slots__ = ("device", "is_pushed")
+
+    def __init__(self, device: int | None) -> None:
+        self.device = device
+
+    def __enter__(self) -> None:
+        driver = _cuda().driver
+        before = int(_done(driver.cuCtxGetCurrent()))
+        self.is_pushed = not before
+        if self.device is not None or not before:
+            primary = _primary(self.device or 0)
+            self.is_pushed = before != int(primary)
+            if self.is_pushed:
+                _done(driver.cuCtxPushCurrent(primary))
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_pushed:
+            _done(_cuda().driver.cuCtxPopCurrent())
 
 
 @cache
@@ -144,7 +146,8 @@ def order(first: int, second: int) -> None:
 
 def allocate(size: int, stream: int) -> Any:
     """A buffer on the current device, which is freed in the stream's order: its `handle` is the address."""
-    return _memory(current()).allocate(size, stream=_stream(stream))
+    device = current()
+    return _memory(device).allocate(size, stream=_stream(device, stream))
 
 
 @cache
@@ -160,11 +163,15 @@ def fill(pointer: int, byte: int, size: int, stream: int) -> None:
 
 def launch(what: Launch, arguments: tuple[int | float, ...], stream: int) -> None:
     """Launch a kernel on the current device: integers and addresses become int64, floats float64."""
-    kernel, config = _prepared(current(), what)
-    _cuda().core.launch(_stream(stream), config, kernel, *arguments)
+    cuda = _cuda()
+    device = int(_done(cuda.driver.cuCtxGetDevice()))
+    kernel, config = _prepared(device, what)
+    cuda.core.launch(_stream(device, stream), config, kernel, *arguments)
 
 
-def _stream(address: int) -> Any:
+@lru_cache(maxsize=256)
+def _stream(device: int, address: int) -> Any:
+    """cuda.core's stream, which takes 5 µs to make. It may remember its device, and addresses are used again."""
     core = _cuda().core
     return core.LEGACY_DEFAULT_STREAM if address == 1 else core.Stream.from_handle(address)
 

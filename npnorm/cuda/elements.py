@@ -229,10 +229,3 @@ def add_closely(total, error, value):
 def compensated(total, error):
     """total + error; an infinite total leaves a NaN as its error."""
     return total + error if error == error else total
-
-
-@device
-def row_start(base, row, inner, outer_stride, inner_stride, size):
-    """The address of a row: row // inner steps of one stride and row % inner of the other, in elements."""
-    step = row // inner
-    return base + (step * outer_stride + (row - step * inner) * inner_stride) * size

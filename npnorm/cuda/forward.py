@@ -3,7 +3,8 @@
 import numpy as np
 from numba import cuda
 
-from .elements import HALVES, TYPES, make_element, make_elements, row_start
+from .addresses import make_place, make_row_start
+from .elements import HALVES, TYPES, make_element, make_elements
 from .extreme import make_extreme
 from .rows import LIMIT, LIMIT_DOUBLE, exchange_size, is_ordinary, make_anyone
 from .statistics import make_source, make_statistics
@@ -138,6 +139,7 @@ def make_forward(spec, careful=True):
     refined = not x_double and (keep_rstd or refining)
     direct = written and not refining or x_double
     limit_of_variance = LIMIT_DOUBLE if plan.double else LIMIT
+    find_place, row_start = make_place(spec.lead), make_row_start(spec.lead)
     read, write = make_read(spec), make_write(spec, number)
     find_mean, find_rstd, refine = make_statistics(spec, sums)
     extreme_statistics, write_extreme = make_extreme(spec)
@@ -152,9 +154,8 @@ def make_forward(spec, careful=True):
     x_size, residual_size, y_size = (SIZES[form or "float32"] for form in (plan.x, plan.other, plan.out))
 
     def forward(
-        x, residual, weight, bias, residual_out, y, mean, rstd, rows, cols, inner,
-        x_outer, x_inner, residual_outer, residual_inner, residual_out_outer, residual_out_inner,
-        y_outer, y_inner, eps, weight_offset,
+        x, residual, weight, bias, residual_out, y, mean, rstd, rows, cols, lengths,
+        x_strides, residual_strides, residual_out_strides, y_strides, eps, weight_offset,
     ):  # fmt: skip
         """y = (x - mean)·rstd·weight + bias, rstd = 1/sqrt(var + eps); x is x + residual if any."""
         words = cuda.local.array(word_count, uint32)
@@ -177,13 +178,14 @@ def make_forward(spec, careful=True):
             active = row < rows
             row = min(row, rows - 1)
             limit = cols if active else 0
-            x_row = row_start(x, row, inner, x_outer, x_inner, x_size)
+            place = find_place(row, lengths)
+            x_row = row_start(x, place, x_strides, x_size)
             residual_row, total_row, y_row = x_row, x_row, x_row
             if added:
-                residual_row = row_start(residual, row, inner, residual_outer, residual_inner, residual_size)
-                total_row = row_start(residual_out, row, inner, residual_out_outer, residual_out_inner, x_size)
+                residual_row = row_start(residual, place, residual_strides, residual_size)
+                total_row = row_start(residual_out, place, residual_out_strides, x_size)
             if written:
-                y_row = row_start(y, row, inner, y_outer, y_inner, y_size)
+                y_row = row_start(y, place, y_strides, y_size)
             read(words, x_row, residual_row, total_row, steps, thread, limit)
             if ahead and written:
                 for k in range(vectors):

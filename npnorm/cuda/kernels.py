@@ -7,21 +7,29 @@ from .table import Spec
 from .total import make_total
 
 try:
-    from numba.cuda.types import float64, int64
+    from numba.cuda.types import UniTuple, float64, int64
 except ImportError:
-    from numba.core.types import float64, int64
+    from numba.core.types import UniTuple, float64, int64
 
-SIGNATURES = {
-    "forward": (int64,) * 19 + (float64,) * 2,
-    "sums": (int64,) * 21 + (float64,) * 2,
-    "backward": (int64,) * 21 + (float64,) * 2,
-    "total": (int64,) * 6,
-}
-"""Addresses and integers, then eps and weight_offset."""
+POINTERS = {"forward": 8, "sums": 10, "backward": 10}
+"""Addresses that the kernels over rows take."""
+
+LAID = 4
+"""Arrays of which they take strides."""
 
 MAKERS = {"forward": make_forward, "sums": make_sums, "backward": make_backward, "total": make_total}
 
 
 def make_kernel(spec: Spec, **options):
     """The kernel as a Python function, and its signature."""
-    return MAKERS[spec.kind](spec, **options), SIGNATURES[spec.kind]
+    return MAKERS[spec.kind](spec, **options), signature(spec)
+
+
+def signature(spec: Spec):
+    """The types of a kernel's arguments. A tuple takes as many parameters as it has items."""
+    if spec.kind == "total":
+        return (int64,) * 6
+    along_axes = UniTuple(int64, spec.lead)
+    lengths_and_strides = (along_axes,) * (1 + LAID)
+    rows_and_cols, eps_and_offset = (int64,) * 2, (float64,) * 2
+    return (int64,) * POINTERS[spec.kind] + rows_and_cols + lengths_and_strides + eps_and_offset

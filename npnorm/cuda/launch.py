@@ -1,8 +1,7 @@
 """From a checked call to launches and back: allocates results, orders streams, and never waits for the device."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +10,9 @@ from .._checks import format_of
 from .._plan import Backward, Forward, Plan
 from . import driver, table
 from .arrays import DeviceArray
-from .layout import ACCESS, Axis, lead_axes, parts_of, width
+from .layout import ACCESS, lead_axes, steps_of, width
 from .results import empty, handed_over
-from .staging import Staging
+from .staging import Staging, memory_for
 from .streams import LEGACY, stream_address
 
 DOUBLE = np.dtype(np.float64)
@@ -21,206 +20,203 @@ BYTE = np.dtype(np.uint8)
 NAN = 0xFF
 """The byte that fills a float64 with NaN."""
 
+Arrays = Sequence[DeviceArray | None]
 
-def forward(call: Forward) -> tuple[Any, Any, Any, Any]:
-    """y, residual_out, mean and rstd of a checked call, None where they are not asked for."""
-    x, plan = call.x, call.plan
-    y, total = call.out, call.residual_out
-    given = (x, call.residual, call.weight, call.bias, y, total)
-    with _on_stream(call, given) as stream:
+
+def forward(call: Forward, known: Any = None) -> tuple[Any, Any, Any, Any]:
+    """y, residual_out, mean and rstd of a checked call, None where they are not asked for.
+
+    `known` remembers the launches of calls like this one.
+    """
+    x, plan, y, total = call.x, call.plan, call.out, call.residual_out
+    mean = rstd = None
+    stream, others = _streams(call, (x, call.residual, call.weight, call.bias, y, total))
+    with driver.on(x.device):
+        _order(others, (stream,))
         if y is None:
             y = empty(x, x.shape, _native(x.dtype), stream)
-        if plan.other and total is None:
+        if total is None and plan.other:
             total = empty(x, x.shape, _native(x.dtype), stream)
-        kept = x.shape[: x.ndim - call.axes] + (1,) * call.axes
-        mean = empty(x, kept, DOUBLE, stream) if plan.mean else None
-        rstd = empty(x, kept, DOUBLE, stream) if plan.rstd else None
-        if x.size:
-            _forward(call, y, total, mean, rstd, stream)
+        if plan.rstd:
+            kept = x.shape[: x.ndim - call.axes] + (1,) * call.axes
+            mean = empty(x, kept, DOUBLE, stream) if plan.mean else None
+            rstd = empty(x, kept, DOUBLE, stream)
+        if 0 not in x.shape:
+            _forward(call, known, y, total, mean, rstd, stream)
         else:
             for statistic in (mean, rstd):
                 _fill(statistic, NAN, stream)
+        _order((stream,), others)
     return handed_over(y), handed_over(total), handed_over(mean), handed_over(rstd)
 
 
 def _forward(
-    call: Forward, y: DeviceArray, total: DeviceArray | None, mean: DeviceArray | None, rstd: DeviceArray | None,
-    stream: int,
+    call: Forward, known: Any, y: DeviceArray, total: DeviceArray | None, mean: DeviceArray | None,
+    rstd: DeviceArray | None, stream: int,
 ) -> None:  # fmt: skip
-    """One launch, or several if the rows of the arrays do not lie along two common axes."""
-    axes, staging, weight, bias = call.axes, None, call.weight, call.bias
-    arrays = [call.x, call.residual, total, y]
-    key = _key(call, (*arrays, weight, bias))
-    parts = _known.get(key)
-    if parts is None:
+    arrays: Arrays = (call.x, call.residual, total, y)
+    weight, bias, staging = call.weight, call.bias, None
+    place = _place((total, y))
+    found = known.launches.get(place) if known else None
+    if found is None:
         staging = Staging()
         weight, bias = staging.vector(weight), staging.vector(bias)
-        arrays = [staging.rows(array, axes, written=i > 1) for i, array in enumerate(arrays)]
-        parts = _forward_parts(call, arrays, (weight, bias))
-        if not staging.size:
-            _remember(key, parts)
+        arrays = [staging.rows(array, call.axes, written=i > 1) for i, array in enumerate(arrays)]
+        found = _forward_launch(call, arrays, (weight, bias))
+        if known and not staging.size:
+            known.launches[place] = found
         staging.begin(call.x, stream)
-    for offsets, first, what, numbers in parts:
-        x_at, residual_at, total_at, y_at = map(_at, arrays, offsets)
-        arguments = (
-            *(x_at, residual_at, _at(weight), _at(bias), total_at, y_at),
-            *(_at(mean, 8 * first), _at(rstd, 8 * first), *numbers, call.eps, call.weight_offset),
-        )
-        driver.launch(what, arguments, stream)
+    what, numbers = found
+    x, residual, residual_out, out = map(_at, arrays)
+    arguments = (
+        *(x, residual, _at(weight), _at(bias), residual_out, out, _at(mean), _at(rstd)),
+        *numbers,
+        *(call.eps, call.weight_offset),
+    )
+    driver.launch(what, arguments, stream)
     if staging is not None:
         staging.end(stream)
 
 
-def _forward_parts(
-    call: Forward, arrays: Sequence[DeviceArray | None], vectors: Sequence[DeviceArray | None]
-) -> list[tuple[tuple[int, ...], int, table.Launch, tuple[int, ...]]]:
-    """Of each launch: offsets in bytes in the arrays, the first row, what is launched, arguments shapes decide."""
-    plan, _, cols = _extent(call)
+def _forward_launch(call: Forward, arrays: Arrays, vectors: Arrays) -> tuple[table.Launch, tuple[int, ...]]:
+    """What is launched, and the arguments that shapes decide."""
+    plan, rows, cols = _extent(call)
     lead = lead_axes(arrays, call.axes)
     access = width(call.x, cols, arrays, lead, vectors)
-    found = []
-    first = 0
-    for offsets, (outer, inner) in parts_of(lead, len(arrays), 2):
-        count = outer[0] * inner[0]
-        what = table.forward_launch(plan, count, cols, access, bool(call.weight_offset))
-        found.append((offsets, first, what, (count, cols, inner[0], *_steps(arrays, outer, inner))))
-        first += count
-    return found
+    count, steps = steps_of(lead, arrays)
+    what = table.forward_launch(plan, rows, cols, access, bool(call.weight_offset), count)
+    return what, (rows, cols, *steps)
 
 
-def backward(call: Backward) -> tuple[Any, Any, Any]:
+def backward(call: Backward, known: Any = None) -> tuple[Any, Any, Any]:
     """dx, dweight and dbias of a checked call, None where they are masked out."""
-    x = call.x
-    shape = x.shape[x.ndim - call.axes :]
-    dtypes = [_native(array.dtype) for array in (x, *2 * (x if call.weight is None else call.weight,))]
-    given = (call.dy, x, call.weight, call.mean, call.rstd, call.dresidual, call.workspace, *call.out)
-    with _on_stream(call, given) as stream:
-        outputs = [
-            empty(x, size, dtype, stream) if wanted and out is None else out
-            for size, dtype, wanted, out in zip((x.shape, shape, shape), dtypes, call.mask, call.out, strict=True)
-        ]
-        if any(call.mask) and x.size:
-            Gradients(call, outputs).launch(stream)
-        elif any(call.mask):
+    x, mask = call.x, call.mask
+    outputs: Arrays = call.out
+    given = (call.dy, x, call.weight, call.mean, call.rstd, call.dresidual, call.workspace, *outputs)
+    stream, others = _streams(call, given)
+    with driver.on(x.device):
+        _order(others, (stream,))
+        if any(wanted and out is None for wanted, out in zip(mask, outputs, strict=True)):
+            outputs = _allocated(call, stream)
+        if any(mask) and 0 not in x.shape:
+            _backward(call, known, outputs, stream)
+        elif any(mask):
             _clear(call, outputs[1:], stream)
+        _order((stream,), others)
     dx, dweight, dbias = map(handed_over, outputs)
     return dx, dweight, dbias
+
+
+def _allocated(call: Backward, stream: int) -> Arrays:
+    """The outputs of a call, new ones for those that are wanted and not given."""
+    x = call.x
+    parameter = x if call.weight is None else call.weight
+    shapes = (x.shape, *2 * (x.shape[x.ndim - call.axes :],))
+    return tuple(
+        empty(x, shape, _native(array.dtype), stream) if wanted and out is None else out
+        for shape, array, wanted, out in zip(shapes, (x, parameter, parameter), call.mask, call.out, strict=True)
+    )
+
+
+def _backward(call: Backward, known: Any, outputs: Arrays, stream: int) -> None:
+    place = _place(outputs)
+    found = known.launches.get(place) if known else None
+    if found is None:
+        gradients = Gradients(call, outputs)
+        if known and gradients.takes_arrays_as_they_are:
+            known.launches[place] = gradients.launches
+        gradients.staging.begin(call.x, stream, call.workspace)
+        gradients.launches.run(
+            call, gradients.arrays, gradients.vectors, gradients.sums, gradients.memory.pointer, stream
+        )
+        gradients.staging.end(stream)
+    else:
+        dx, *sums = outputs
+        memory = memory_for(call.x, found.parts.size, stream, call.workspace)
+        arrays, vectors = (call.dy, call.x, call.dresidual, dx), (call.weight, call.mean, call.rstd)
+        found.run(call, arrays, vectors, sums, _at(memory), stream)
 
 
 class Gradients:
     """What a backward call with rows and columns launches, and the scratch memory that it needs."""
 
-    def __init__(self, call: Backward, outputs: Sequence[DeviceArray | None]) -> None:
-        self.call, axes = call, call.axes
-        dx, self.dweight, self.dbias = outputs
-        self.weight, self.mean, self.rstd = call.weight, call.mean, call.rstd
-        self.arrays = [call.dy, call.x, call.dresidual, dx]
+    def __init__(self, call: Backward, outputs: Arrays) -> None:
         self.staging = staging = Staging()
-        key = _key(call, (*self.arrays, self.weight, self.mean, self.rstd, self.dweight, self.dbias))
-        known = _known.get(key)
-        if known is not None:
-            self.launches = known
-            self.memory = staging.room((known.parts.size,), BYTE)
-            return
+        dx, *sums = outputs
         plan, rows, cols = _extent(call)
         formats = [
             (format_of(out.dtype) if out else plan.weight or plan.x) if wanted else None
-            for out, wanted in zip(outputs[1:], call.mask[1:], strict=True)
+            for out, wanted in zip(sums, call.mask[1:], strict=True)
         ]
         plan = plan._replace(dweight=formats[0], dbias=formats[1])
         parts = table.workspace(plan, rows, cols)
         self.memory = staging.room((parts.size,), BYTE)
         size = staging.size
-        self.weight = staging.vector(self.weight)
-        self.mean, self.rstd = staging.vector(self.mean, DOUBLE), staging.vector(self.rstd, DOUBLE)
-        self.dweight, self.dbias = (staging.vector(array, written=True) for array in (self.dweight, self.dbias))
-        self.arrays = [staging.rows(array, axes, written=i == 3) for i, array in enumerate(self.arrays)]
-        lead = lead_axes(self.arrays, axes)
-        # Several launches would add rows up in another order: copies keep the bits.
-        while len(lead) > 2:
-            present = [(i, array) for i, array in enumerate(self.arrays) if array is not None]
-            worst, array = max(present, key=lambda item: len(lead_axes([item[1]], axes)))
-            self.arrays[worst] = staging.stand_in(array, written=worst == 3)
-            lead = lead_axes(self.arrays, axes)
-        access = width(call.x, cols, self.arrays, lead, (self.weight,))
-        ((_, (outer, inner)),) = parts_of(lead, 4, 2)
+        self.vectors = [
+            staging.vector(call.weight), staging.vector(call.mean, DOUBLE), staging.vector(call.rstd, DOUBLE)
+        ]  # fmt: skip
+        self.sums = [staging.vector(array, written=True) for array in sums]
+        arrays = (call.dy, call.x, call.dresidual, dx)
+        self.arrays = [staging.rows(array, call.axes, written=i == 3) for i, array in enumerate(arrays)]
+        self.takes_arrays_as_they_are = staging.size == size
+        lead = lead_axes(self.arrays, call.axes)
+        access = width(call.x, cols, self.arrays, lead, self.vectors[:1])
+        count, steps = steps_of(lead, self.arrays)
         statistics = None
         if parts.rstd is not None:
-            statistics = table.forward_launch(table.statistics_plan(plan), rows, cols, access)
+            launch = table.forward_launch(table.statistics_plan(plan), rows, cols, access, False, count)
+            lengths, of_x = steps[:count], steps[2 * count : 3 * count]
+            statistics = launch, (rows, cols, *lengths, *of_x, *3 * count * (0,))
         partials = table.partials(plan, rows, cols)
         self.launches = BackwardLaunches(
             parts,
             statistics,
-            table.backward_launches(plan, rows, cols, access, bool(call.weight_offset)),
+            table.backward_launches(plan, rows, cols, access, bool(call.weight_offset), count),
+            (rows, cols, *steps),
             [
                 (table.total_launch(plan, name, partials, cols), plan.dweight == name, plan.dbias == name)
                 for name in dict.fromkeys(name for name in formats if name)
             ],
-            (rows, cols, inner[0]),
-            tuple(_steps(self.arrays, outer, inner)),
-            partials,
+            (partials, cols),
         )
-        if staging.size == size:
-            _remember(key, self.launches)
-
-    def launch(self, stream: int) -> None:
-        """Statistics that are not given, then gradients by rows, then sums over rows."""
-        call = self.call
-        parts, statistics, launches, totals, extent, steps, partials = self.launches
-        self.staging.begin(call.x, stream, call.workspace)
-        dy, x, dresidual, dx = map(_at, self.arrays)
-        mean, rstd, sums, dweights, dbiases = (
-            0 if offset is None else self.memory.pointer + offset for offset in parts[:5]
-        )
-        if statistics is not None:
-            arguments = (x, *5 * (0,), mean, rstd, *extent, *steps[2:4], *6 * (0,), call.eps, 0.0)
-            driver.launch(statistics, arguments, stream)
-        arguments = (
-            *(dy, x, _at(self.weight), _at(self.mean) or mean, _at(self.rstd) or rstd, dresidual, dx),
-            *(sums, dweights, dbiases, *extent, *steps, call.eps, call.weight_offset),
-        )
-        for what in launches:
-            driver.launch(what, arguments, stream)
-        for what, of_dweight, of_dbias in totals:
-            dweight = _at(self.dweight) if of_dweight else 0
-            dbias = _at(self.dbias) if of_dbias else 0
-            driver.launch(what, (dweights, dbiases, dweight, dbias, partials, extent[1]), stream)
-        self.staging.end(stream)
 
 
 class BackwardLaunches(NamedTuple):
     """What of a backward call follows from shapes, strides and formats."""
 
     parts: table.Workspace
-    statistics: table.Launch | None
-    launches: tuple[table.Launch, ...]
+    statistics: tuple[table.Launch, tuple[int, ...]] | None
+    """The launch that finds statistics which are not given, and its arguments that shapes decide; and so on."""
+    gradients: tuple[table.Launch, ...]
+    numbers: tuple[int, ...]
     totals: list[tuple[table.Launch, bool, bool]]
     """Each launch that adds up sums, and whether it does so for dweight and for dbias."""
-    extent: tuple[int, int, int]
-    steps: tuple[int, ...]
-    partials: int
+    numbers_of_totals: tuple[int, ...]
 
+    def run(self, call: Backward, arrays: Arrays, vectors: Arrays, sums: Arrays, memory: int, stream: int) -> None:
+        """Statistics that are not given, then gradients by rows, then sums over rows.
 
-_known: dict[Any, Any] = {}
-"""Launches of calls whose arrays are taken as they are, by all that they follow from: to find them takes 20 µs."""
-
-MOST_KNOWN = 4096
-
-
-def _key(call: Forward | Backward, arrays: Sequence[DeviceArray | None]) -> tuple[Any, ...]:
-    """What the launches of a call follow from. Of an address no more counts than where it lies in 16 bytes."""
-    return (
-        call.plan,
-        call.axes,
-        call.weight_offset == 0,
-        *[array and (array.shape, array.strides, array.dtype, array.pointer % ACCESS) for array in arrays],
-    )
-
-
-def _remember(key: tuple[Any, ...], launches: Any) -> None:
-    if len(_known) >= MOST_KNOWN:
-        _known.clear()
-    _known[key] = launches
+        `arrays` are dy, x, dresidual and dx; `vectors` weight, mean and rstd; `sums` dweight and dbias.
+        """
+        dy, x, dresidual, dx = map(_at, arrays)
+        weight, mean, rstd = map(_at, vectors)
+        own_mean, own_rstd, row_sums, dweights, dbiases = [
+            0 if offset is None else memory + offset for offset in self.parts[:5]
+        ]
+        if self.statistics is not None:
+            what, numbers = self.statistics
+            driver.launch(what, (x, *5 * (0,), own_mean, own_rstd, *numbers, call.eps, 0.0), stream)
+        arguments = (
+            *(dy, x, weight, mean or own_mean, rstd or own_rstd, dresidual, dx, row_sums, dweights, dbiases),
+            *self.numbers,
+            *(call.eps, call.weight_offset),
+        )
+        for what in self.gradients:
+            driver.launch(what, arguments, stream)
+        dweight, dbias = map(_at, sums)
+        for what, of_dweight, of_dbias in self.totals:
+            targets = dweight if of_dweight else 0, dbias if of_dbias else 0
+            driver.launch(what, (dweights, dbiases, *targets, *self.numbers_of_totals), stream)
 
 
 def _clear(call: Backward, gradients: Sequence[DeviceArray | None], stream: int) -> None:
@@ -238,26 +234,30 @@ def _fill(array: DeviceArray | None, byte: int, stream: int) -> None:
         driver.fill(array.pointer, byte, array.nbytes, stream)
 
 
-@contextmanager
-def _on_stream(call: Forward | Backward, arrays: Sequence[DeviceArray | None]) -> Iterator[int]:
-    """The stream of a call, on x's device.
+def _streams(call: Forward | Backward, arrays: Arrays) -> tuple[int, list[int]]:
+    """The stream of a call, and the others that its arrays name; x's device, which is asked for if x says none.
 
-    It waits for what the arrays' own streams have been given, and these then wait for it: outputs are to be
+    The call waits for what the arrays' own streams have been given, and these then wait for it: outputs are to be
     read on them, and a library may use an input's memory anew as soon as the array is let go of.
     """
     x = call.x
     stream = stream_address(call.stream) if call.stream is not None else x.stream or LEGACY
-    others = dict.fromkeys(
-        array.stream for array in arrays if array is not None and array.stream not in (None, stream)
-    )
+    others: list[int] = []
+    for array in arrays:
+        if array is not None:
+            other = array.stream
+            if other is not None and other != stream and other not in others:
+                others.append(other)
     if x.device is None and x.pointer:
         x.device = driver.device_of(x.pointer)
-    with driver.on(x.device):
-        for other in others:
-            driver.order(other, stream)
-        yield stream
-        for other in others:
-            driver.order(stream, other)
+    return stream, others
+
+
+def _order(first: Sequence[int], second: Sequence[int]) -> None:
+    """Let streams wait for what others have been given."""
+    for one in first:
+        for other in second:
+            driver.order(one, other)
 
 
 def _extent(call: Forward | Backward) -> tuple[Plan, int, int]:
@@ -273,13 +273,11 @@ def _native(dtype: np.dtype) -> np.dtype:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
-def _at(array: DeviceArray | None, offset: int = 0) -> int:
+def _at(array: DeviceArray | None) -> int:
     """An address for a kernel: 0 where there is no array."""
-    return 0 if array is None else array.pointer + offset
+    return 0 if array is None else array.pointer
 
 
-def _steps(arrays: Sequence[DeviceArray | None], outer: Axis, inner: Axis) -> Iterator[int]:
-    """The strides of every array in elements: 0 where there is no array."""
-    for array, *strides in zip(arrays, outer[1], inner[1], strict=True):
-        for stride in strides:
-            yield 0 if array is None else stride // array.itemsize
+def _place(outputs: Arrays) -> tuple[int | None, ...]:
+    """Where in 16 bytes outputs lie: of new ones no layout has told it."""
+    return tuple([None if output is None else output.pointer % ACCESS for output in outputs])

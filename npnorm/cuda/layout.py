@@ -1,4 +1,4 @@
-"""Device arrays as kernels take them: rows of contiguous columns, along at most two strides."""
+"""Device arrays as kernels take them: rows of contiguous columns, along as few lead axes as all arrays allow."""
 
 import itertools
 import math
@@ -52,6 +52,27 @@ def lead_axes(arrays: Sequence[DeviceArray | None], axes: int) -> list[Axis]:
     shape = next(array.shape for array in arrays if array is not None)[:-axes]
     nothing = (0,) * len(shape)
     return merged(shape, [nothing if array is None else array.strides[:-axes] for array in arrays])
+
+
+def reach(array: DeviceArray) -> tuple[int, int]:
+    """The first byte and the end of an array's memory, counted from its address."""
+    if not array.size:
+        return 0, 0
+    steps = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
+    return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0) + array.itemsize
+
+
+def steps_of(lead: list[Axis], arrays: Sequence[DeviceArray | None]) -> tuple[int, tuple[int, ...]]:
+    """How many lead axes a kernel takes, and its arguments: their lengths, then each array's strides in elements.
+
+    A power of two, so that few kernels are compiled: more axes have length 1. Absent arrays have strides of 0.
+    """
+    count = 1 << max(0, len(lead) - 1).bit_length()
+    nothing: Axis = (1, (0,) * len(arrays))
+    axes = [nothing] * (count - len(lead)) + lead
+    sizes = [1 if array is None else array.itemsize for array in arrays]
+    strides = [steps[i] // size for i, size in enumerate(sizes) for _, steps in axes]
+    return count, (*(length for length, _ in axes), *strides)
 
 
 def parts_of(axes: list[Axis], arrays: int, kept: int) -> Iterator[tuple[tuple[int, ...], list[Axis]]]:

@@ -59,13 +59,8 @@ class Staging:
 
     def begin(self, like: DeviceArray, stream: int, workspace: DeviceArray | None = None) -> None:
         """Find the memory, and fill the stand-ins."""
-        if workspace is not None and workspace.nbytes < self.size:
-            raise ValueError(
-                f"`workspace` must have at least {self.size} bytes for this call; got {workspace.nbytes}: "
-                f"npnorm.cuda.workspace_bytes tells how many are needed"
-            )
-        if self.size:
-            self._memory = workspace or scratch(like, self.size, stream)
+        self._memory = memory_for(like, self.size, stream, workspace)
+        if self._memory is not None:
             for array in self._stand_ins:
                 array.pointer += self._memory.pointer
         _run(self._before, stream)
@@ -73,6 +68,18 @@ class Staging:
     def end(self, stream: int) -> None:
         """Bring results to their places."""
         _run(self._after, stream)
+
+
+def memory_for(like: DeviceArray, size: int, stream: int, workspace: DeviceArray | None) -> DeviceArray | None:
+    """The caller's workspace, or new memory; None if nothing is needed."""
+    if workspace is not None and workspace.nbytes < size:
+        raise ValueError(
+            f"`workspace` must have at least {size} bytes for this call; got {workspace.nbytes}: "
+            f"npnorm.cuda.workspace_bytes tells how many are needed"
+        )
+    if not size:
+        return None
+    return workspace or scratch(like, size, stream)
 
 
 def _run(pairs: list[tuple[DeviceArray, DeviceArray]], stream: int) -> None:

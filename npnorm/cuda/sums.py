@@ -3,7 +3,8 @@
 import numpy as np
 from numba import cuda
 
-from .elements import TYPES, add_exactly, compensated, make_element, make_elements, row_start
+from .addresses import make_place, make_row_start
+from .elements import TYPES, add_exactly, compensated, make_element, make_elements
 from .extreme import make_places
 from .rows import exchange_size, make_anyone, make_chunk_sums, make_reduce, two
 from .table import SIZES
@@ -193,6 +194,7 @@ def make_sums(spec, careful=True):
     centered = plan.centered
     number = number_of(plan)
     gather = make_gather(spec, careful)
+    find_place, row_start = make_place(spec.lead), make_row_start(spec.lead)
     element = make_element("float64", np.float64)
     statistic, put = element.get, element.put
     dy_count = make_elements(plan.other, chunk, spec.width, number).words
@@ -201,9 +203,8 @@ def make_sums(spec, careful=True):
     x_size, dy_size = SIZES[plan.x], SIZES[plan.other]
 
     def sums_of_rows(
-        dy, x, weight, mean, rstd, dresidual, dx, sums, dweight_partials, dbias_partials, rows, cols, inner,
-        dy_outer, dy_inner, x_outer, x_inner, dresidual_outer, dresidual_inner, dx_outer, dx_inner,
-        eps, weight_offset,
+        dy, x, weight, mean, rstd, dresidual, dx, sums, dweight_partials, dbias_partials, rows, cols, lengths,
+        dy_strides, x_strides, dresidual_strides, dx_strides, eps, weight_offset,
     ):  # fmt: skip
         """The low part of the mean, mean(g), mean(g·x̂), and 1 if the row is ordinary, for each row."""
         words = cuda.local.array(4, uint32)
@@ -217,8 +218,9 @@ def make_sums(spec, careful=True):
         steps = (chunks - thread + threads - 1) // threads
         row = np.int64(cuda.blockIdx.x)
         while row < rows:
-            x_row = row_start(x, row, inner, x_outer, x_inner, x_size)
-            dy_row = row_start(dy, row, inner, dy_outer, dy_inner, dy_size)
+            place = find_place(row, lengths)
+            x_row = row_start(x, place, x_strides, x_size)
+            dy_row = row_start(dy, place, dy_strides, dy_size)
             high, r = 0.0, statistic(rstd, row)
             if centered:
                 high = statistic(mean, row)

@@ -64,6 +64,8 @@ class Spec(NamedTuple):
     """Chunks of a row that a thread holds; 0 if it has as many as the row needs."""
     mode: str
     """Where the row stays between passes: in "registers", "shared" memory, or nowhere ("looped")."""
+    lead: int = 1
+    """Lead axes whose lengths and strides the kernel takes. Rows have the same bits along any number of them."""
 
     @property
     def chunk(self) -> int:
@@ -104,7 +106,7 @@ class Workspace(NamedTuple):
     size: int
 
 
-def forward_launch(plan: Plan, rows: int, cols: int, width: int, offset: bool = False) -> Launch:
+def forward_launch(plan: Plan, rows: int, cols: int, width: int, offset: bool = False, lead: int = 1) -> Launch:
     """The launch of a forward call, or of one for statistics alone (`statistics_plan`)."""
     chunks = -(-cols // (CHUNK // SIZES[plan.x]))
     threads = forward_threads(chunks)
@@ -113,7 +115,7 @@ def forward_launch(plan: Plan, rows: int, cols: int, width: int, offset: bool = 
         staged = CHUNK * threads * vectors
         vectors, mode, shared = (0, "shared", staged) if staged <= SHARED else (0, "looped", 0)
     together = max(1, FORWARD_BLOCK // threads) if threads <= WARP else 1
-    spec = Spec("forward", plan, offset, width, threads, together, vectors, mode)
+    spec = Spec("forward", plan, offset, width, threads, together, vectors, mode, lead)
     return _launch(spec, -(-rows // together), 1, shared)
 
 
@@ -132,17 +134,19 @@ def statistics_plan(plan: Plan) -> Plan:
     return Plan(False, plan.centered, False, False, plan.x, None, None, None, None, mean, "float64")
 
 
-def backward_launches(plan: Plan, rows: int, cols: int, width: int, offset: bool = False) -> tuple[Launch, ...]:
+def backward_launches(
+    plan: Plan, rows: int, cols: int, width: int, offset: bool = False, lead: int = 1
+) -> tuple[Launch, ...]:
     """The launches of a backward call, in order, all with the same arguments."""
     threads, vectors = _backward_shape(plan, cols)
     count = partials(plan, rows, cols)
     if vectors:
-        spec = Spec("backward", plan, offset, width, threads, _together(threads), vectors, "registers")
+        spec = Spec("backward", plan, offset, width, threads, _together(threads), vectors, "registers", lead)
         return (_launch(spec, count, 1, _exchange_bytes(spec)),)
     chunks = -(-cols // (CHUNK // SIZES[plan.x]))
     bare = plan._replace(out=None, dweight=None, dbias=None, dresidual=None)
-    sums = Spec("sums", bare, offset, width, min(MOST_THREADS, forward_threads(chunks)), 1, 0, "looped")
-    apply = Spec("backward", plan, offset, width, TILE, 1, 1, "looped")
+    sums = Spec("sums", bare, offset, width, min(MOST_THREADS, forward_threads(chunks)), 1, 0, "looped", lead)
+    apply = Spec("backward", plan, offset, width, TILE, 1, 1, "looped", lead)
     return _launch(sums, rows, 1, 0), _launch(apply, -(-chunks // TILE), count, 0)
 
 

@@ -40,7 +40,8 @@ def test_calls(gpu, dtype, cols):
     for launch, arguments, _ in gpu.launches():
         _, signature = make_kernel(launch.spec)
         given = [types.float64 if type(argument) is float else types.int64 for argument in arguments]
-        assert given == list(signature)
+        wanted = [tuple(kind) if isinstance(kind, types.UniTuple) else (kind,) for kind in signature]
+        assert given == [item for kinds in wanted for item in kinds]
     # Compilation takes seconds; the launch table's kernels are compiled in test_compile.py.
     for spec, _ in kinds.values() if dtype == "float32" else ():
         cubin = cache.cubin(spec, (9, 0))

@@ -1,5 +1,6 @@
 """Calls of single kernels, on NumPy arrays with poison around their rows."""
 
+import itertools
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,7 @@ class Shape(NamedTuple):
     width: int | None = None
     """None for 16 bytes of x."""
     layout: str = "plain"
+    """"plain": rows follow each other; "lead": they lie along two axes, with poison between them."""
     blocks: int | None = None
     """Blocks of the grid; fewer than there are rows make blocks go on to other rows."""
 
@@ -115,10 +117,13 @@ class Arrays:
         self.places[name] = place(array, self.layout, self.aligned)
         return self.places[name][0].address
 
-    def strides(self, *names):
+    def steps(self, rows, *names):
+        """The lengths of the lead axes, and strides along them."""
+        lead = lead_of(self.layout)
+        yield from (-(-rows // INNER), INNER) if lead == 2 else (rows,)
         for name in names:
             placed = self.places[name]
-            yield from (0, 0) if placed is None else (placed[0].outer, placed[0].inner)
+            yield from (0, 0)[:lead] if placed is None else (placed[0].outer, placed[0].inner)[-lead:]
 
     def get(self, name, shape):
         return read(*self.places[name], shape)
@@ -130,13 +135,25 @@ def spec_of(kind, plan, shape, cols, offset):
     vectors = max(1, -(-chunks // shape.threads))
     if shape.mode != "registers":
         vectors = 1 if kind == "backward" else 0
-    return table.Spec(kind, plan, offset, shape.width or chunk, shape.threads, shape.rows, vectors, shape.mode)
+    width, lead = shape.width or chunk, lead_of(shape.layout)
+    return table.Spec(kind, plan, offset, width, shape.threads, shape.rows, vectors, shape.mode, lead)
+
+
+def lead_of(layout):
+    return 1 if layout == "plain" else 2
 
 
 def run(spec, grid, shared, arguments):
-    function, signature = kernels.make_kernel(spec)
-    assert len(arguments) == len(signature)
-    machine.run(function, table.Launch(spec, grid, (spec.block, 1, 1), shared), arguments)
+    launch(table.Launch(spec, grid, (spec.block, 1, 1), shared), arguments)
+
+
+def launch(what, arguments, stream=0):
+    """Run a kernel with the parameters of a launch, of which a tuple takes as many as it has items."""
+    function, signature = kernels.make_kernel(what.spec)
+    left = iter(arguments)
+    taken = [tuple(itertools.islice(left, getattr(kind, "count", 0))) or next(left) for kind in signature]
+    assert next(left, None) is None
+    machine.run(function, what, taken)
 
 
 def forward(
@@ -163,11 +180,11 @@ def forward(
     else:
         addresses.append(arrays.put("y", np.full(x.shape, np.nan, dtype) if written else None))
     addresses += [vector(mean), vector(rstd)]
-    steps = arrays.strides("x", "residual", "total", "y")
+    steps = arrays.steps(rows, "x", "residual", "total", "y")
     chunks = -(-cols // spec.chunk)
     shared = 16 * shape.threads * -(-chunks // shape.threads) if shape.mode == "shared" else 0
     grid = (shape.blocks or max(1, -(-rows // shape.rows)), 1, 1)
-    run(spec, grid, shared, (*addresses, rows, cols, INNER, *steps, eps, weight_offset))
+    run(spec, grid, shared, (*addresses, rows, cols, *steps, eps, weight_offset))
     return (
         arrays.get("y", x.shape) if written else None,
         arrays.get("total", x.shape) if residual is not None else None,
@@ -209,8 +226,8 @@ def backward(
     sums = np.full((rows, 4), np.nan)
     dweights, dbiases = (np.full((partials, cols), np.nan, compute) if wanted else None for wanted in mask[1:])
     addresses += [vector(sums), vector(dweights), vector(dbiases)]
-    steps = tuple(arrays.strides("dy", "x", "dresidual", "dx"))
-    arguments = (*addresses, rows, cols, INNER, *steps, eps, weight_offset)
+    steps = arrays.steps(rows, "dy", "x", "dresidual", "dx")
+    arguments = (*addresses, rows, cols, *steps, eps, weight_offset)
     grid = (partials, 1, 1)
     if shape.mode == "looped":
         bare = plan._replace(out=None, dweight=None, dbias=None, dresidual=None)

@@ -20,7 +20,7 @@ for folder in (ROOT, ROOT / "tests", ROOT / "tests" / "gpu"):
 
 import device  # noqa: E402
 
-from npnorm.cuda import driver, launch  # noqa: E402
+from npnorm.cuda import driver, quick  # noqa: E402
 
 LEGACY = 1
 """The legacy default stream, which is PyTorch's and CuPy's default too."""
@@ -197,7 +197,7 @@ class Simulated:
 
     def __init__(self):
         self.recording = device.Driver()
-        launch._known.clear()
+        quick._known.clear()
         for name in device.FUNCTIONS:
             setattr(driver, name, getattr(self.recording, name))
         self.blocks = {}

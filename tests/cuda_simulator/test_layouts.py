@@ -1,0 +1,128 @@
+"""Calls on arrays of any layout, from the public functions to the kernels' own source: only the driver stands in."""
+
+import device
+import numpy as np
+import pytest
+import support
+from bounds import assert_same_bits
+from device import Interface
+from table import NORMS, random
+
+from npnorm.cuda import driver, simulated, table
+
+norms = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.name)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A driver whose launches run on the simulated GPU, in small blocks."""
+    recording = device.install(monkeypatch)
+    monkeypatch.setattr(table, "FORWARD_BLOCK", 8)
+    monkeypatch.setattr(table, "BACKWARD_BLOCK", 8)
+    simulated.MEMORY.clear()
+    hold = recording.memory.hold
+
+    def held(array):
+        simulated.held(array if array.base is None else array.base)
+        return hold(array)
+
+    def launch(what, arguments, stream):
+        recording.events.append(("launch", what, arguments, stream))
+        support.launch(what, arguments)
+
+    monkeypatch.setattr(recording.memory, "hold", held)
+    monkeypatch.setattr(driver, "launch", launch)
+    return recording
+
+
+def permuted(*order):
+    """Axes that lie in memory in another order."""
+    return lambda array: np.array(array.transpose(order), order="C").transpose(np.argsort(order))
+
+
+def sliced(array):
+    """Every second index of each lead axis, in reverse, among poison."""
+    *lead, cols = array.shape
+    base = np.full((*(2 * length for length in lead), cols + 8), np.nan, array.dtype)
+    view = base[(*len(lead) * (slice(None, None, -2),), slice(4, -4))]
+    view[...] = array
+    return view
+
+
+def broadcast(array):
+    """One block for every index of the first lead axis and of the third."""
+    return np.broadcast_to(np.array(array[:1, :, :1]), array.shape)
+
+
+MIXES = {
+    "permuted": (4 * [permuted(2, 0, 1, 3)], (2, 3, 4), 2),
+    "reversed order": (4 * [permuted(2, 1, 0, 3)], (2, 3, 4), 4),
+    "sliced": (4 * [sliced], (2, 3, 4), 4),
+    "sliced twice": (4 * [lambda array: sliced(array)], (3, 7), 2),
+    "broadcast": ([broadcast, broadcast, np.array, np.array], (2, 3, 4), 4),
+    "two and two": ([permuted(1, 0, 2), np.array, sliced, permuted(1, 0, 2)], (3, 7), 2),
+    "each its own": ([permuted(0, 2, 1, 3), broadcast, sliced, permuted(1, 2, 0, 3)], (2, 3, 4), 4),
+    "six axes": (4 * [permuted(4, 2, 0, 5, 3, 1, 6)], (2, 1, 2, 2, 3, 2), 8),
+    "six axes and one": ([*3 * [np.array], permuted(4, 2, 0, 3, 1, 5, 6)], (2, 1, 2, 2, 3, 2), 8),
+}
+"""For two inputs and two more arrays, how they are laid; the lead axes; and for how many a kernel is compiled."""
+
+mixes = pytest.mark.parametrize("mix", MIXES)
+
+
+def arrays_of(mix, dtype):
+    """Four arrays, laid as a mix says, and copies of them."""
+    layouts, lead, _ = MIXES[mix]
+    arrays = [random((*lead, 8), dtype, seed, offset=3.0) for seed in range(4)]
+    arrays = [layout(array) for layout, array in zip(layouts, arrays, strict=True)]
+    return arrays, [np.array(array, order="C") for array in arrays]
+
+
+def put(gpu, *arrays):
+    return [Interface(gpu.memory.hold(array)) for array in arrays]
+
+
+def content(gpu, *results):
+    return [np.array(gpu.memory.view(r.pointer, r.shape, r.strides, r.dtype)) for r in results]
+
+
+def check(gpu, mix, kinds, outputs, expected):
+    """Outputs have the expected bits; nothing was copied, and each kernel launched once."""
+    for output, right in zip(outputs, expected, strict=True):
+        assert_same_bits(np.array(output), right)
+    assert [launch.spec.kind for launch, *_ in gpu.launches()] == kinds
+    assert {launch.spec.lead for launch, *_ in gpu.launches() if launch.spec.kind != "total"} == {MIXES[mix][2]}
+
+
+@norms
+@mixes
+def test_forward(norm, gpu, mix):
+    """x, the residual, y and the sum, each in a layout of its own."""
+    (x, residual, y, total), (plain_x, plain_residual, *_) = arrays_of(mix, "float32")
+    options = {"eps": 1e-3, "return_stats": True}
+    expected = content(gpu, *norm.add(*put(gpu, plain_x, plain_residual), **options))
+    gpu.events.clear()
+    out, residual_out = put(gpu, y, total)
+    _, _, *statistics = norm.add(*put(gpu, x, residual), out=out, residual_out=residual_out, **options)
+    check(gpu, mix, ["forward"], [y, total, *content(gpu, *statistics)], expected)
+
+
+@norms
+@pytest.mark.parametrize("mix, wide", [*((mix, False) for mix in MIXES), ("each its own", True)])
+def test_backward(norm, gpu, monkeypatch, mix, wide):
+    """dy, x, dresidual and dx, with statistics that are computed on the way; very wide rows take two launches."""
+    if wide:
+        monkeypatch.setattr(table, "_backward_shape", lambda plan, cols: (0, 0))
+        monkeypatch.setattr(table, "TILE", 2)
+    (dy, x, dresidual, dx), (plain_dy, plain_x, plain_dresidual, _) = arrays_of(mix, "bfloat16")
+    mask = (True, mix == "each its own", False)
+    plain = dict(zip(("dy", "x", "dresidual"), put(gpu, plain_dy, plain_x, plain_dresidual), strict=True))
+    wanted = norm.backward(**plain, output_mask=mask)
+    expected = content(gpu, *(gradient for gradient in wanted if gradient is not None))
+    gpu.events.clear()
+    laid = dict(zip(("dy", "x", "dresidual"), put(gpu, dy, x, dresidual), strict=True))
+    (out,) = put(gpu, dx)
+    _, dweight, _ = norm.backward(**laid, output_mask=mask, out=(out, None, None))
+    outputs = [dx] if dweight is None else [dx, *content(gpu, dweight)]
+    kinds = ["forward", *wide * ["sums"], "backward", *mask[1] * ["total"]]
+    check(gpu, mix, kinds, outputs, expected)
