@@ -5,10 +5,17 @@ from numba import cuda
 
 from .elements import TYPES, add_exactly, compensated
 from .table import WARP
-from .vectors import any_lane, device, fma, reciprocal_root, shuffle
+from .vectors import any_lane, as_double, device, double_words, fma, reciprocal_root, shuffle
 
 LIMIT, LIMIT_DOUBLE = 2.0**90, 2.0**900
-"""Rows whose var + eps lies between 1/limit and limit are ordinary: no square overflows or vanishes."""
+"""Rows whose var + eps lies between 1/limit and limit are ordinary: no square overflows or vanishes. The others, of
+extreme size, are done again, times a power of two that brings their largest element near 1."""
+
+LEAST_EXPONENT, MOST_EXPONENT, MOST_EXPONENT_DOUBLE = -126, 110, 1000
+"""Between the first and the second lies the exponent of that power of two; in float64, between minus the third and it."""
+
+LARGEST_FACTOR, LARGEST_FACTOR_DOUBLE = 2.0**100, 2.0**500
+"""The rstd of a scaled row is less, or the row is constant: then its differences are 0, and must not meet infinity."""
 
 
 # Sums over the threads of a row
@@ -34,7 +41,7 @@ def pair(a, b, a_2, b_2):
 
 
 @device
-def largest(a, b, a_2, b_2):
+def larger(a, b, a_2, b_2):
     """The larger one; b is not used."""
     return max(a, a_2), b
 
@@ -161,9 +168,39 @@ def rstd_of_squares(squares, error, count, inverse, eps):
 
 
 @device
+def exponent_of(number):
+    """e of a float64 ±2^e·1.…; -1023 for zero and subnormal numbers, 1024 for infinity and NaN."""
+    _, high = double_words(number)
+    return np.int64((high >> np.uint32(20)) & np.uint32(0x7FF)) - 1023
+
+
+@device
+def power_of_two(exponent):
+    """2^exponent, a normal float64."""
+    return as_double(np.uint32(0), np.uint32((exponent + 1023) << 20))
+
+
+@device
+def finite_factor(rstd, finite, largest):
+    """The rstd of a scaled row; if it should be `finite`, one by which 0 can be multiplied."""
+    return largest if finite and rstd > largest else rstd
+
+
+@device
 def is_ordinary(variance, limit):
     """Whether squares neither overflow nor vanish. False for NaN."""
     return 1.0 / limit < variance and variance < limit
+
+
+def make_moderate(number):
+    """A function moderate(exponent) -> such that a number of that dtype times 2^exponent may stand between sums."""
+    least, most = (-MOST_EXPONENT_DOUBLE, MOST_EXPONENT_DOUBLE) if number is np.float64 else (LEAST_EXPONENT, MOST_EXPONENT)
+
+    @device
+    def moderate(exponent):
+        return max(least, min(most, exponent))
+
+    return moderate
 
 
 def make_chunk_sums(chunk, number, plainly):
