@@ -104,13 +104,15 @@ def make_deliver(spec):
                 for k in range(vectors):
                     for i in range(chunk):
                         at = k * chunk + i
-                        place = at * threads + thread
+                        # Without a sign: see `rows.make_reduce`.
+                        place = np.uint32(at * threads + thread)
+                        error_place = np.uint32((size + at * threads) + thread)
                         total, error = sums[at], errors[at]
                         if turn > 0:
-                            total, error = add_exactly(exchange[place], error + exchange[size + place], total)
+                            total, error = add_exactly(exchange[place], error + exchange[error_place], total)
                         if turn < rows - 1:
                             exchange[place] = total
-                            exchange[size + place] = error
+                            exchange[error_place] = error
                         numbers[i] = compensated(total, error)
                     j = first + k * threads * chunk
                     if turn == rows - 1 and j < cols:

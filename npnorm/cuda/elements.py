@@ -6,7 +6,7 @@ import numpy as np
 from numba import cuda
 
 from . import vectors
-from .table import CHUNK, SIZES
+from .table import CHUNK, HALVES, SIZES
 from .vectors import as_double, as_float, as_word, device, double_words, load2, store2, to_odd
 
 try:
@@ -15,8 +15,6 @@ except ImportError:
     from numba.core.types import float32, float64, uint32
 
 TYPES = {np.float32: float32, np.float64: float64}
-
-HALVES = ("float16", "bfloat16")
 
 LOW = {"float16": vectors.low_half, "bfloat16": vectors.low_bfloat}
 HIGH = {"float16": vectors.high_half, "bfloat16": vectors.high_bfloat}

@@ -86,26 +86,27 @@ def make_reduce(threads, rows, combine, finish=as_they_are):
 
     @device
     def reduce(a, b, shared, thread, group, count, inverse, eps):
-        begin = group * 2 * threads
-        result = 2 * threads * rows + 2 * group
-        shared[begin + thread] = a
+        # Indices without a sign: Numba looks whether the others are negative.
+        own = np.uint32(group * 2 * threads + thread)
+        result = np.uint32(2 * threads * rows + 2 * group)
+        shared[own] = a
         if second:
-            shared[begin + threads + thread] = b
+            shared[own + np.uint32(threads)] = b
         cuda.syncthreads()
         if thread < WARP:
             for warp in range(1, warps):
-                i = thread + WARP * warp
-                other, other_b = shared[begin + i], b
+                i = own + np.uint32(WARP * warp)
+                other, other_b = shared[i], b
                 if second:
-                    other_b = shared[begin + threads + i]
+                    other_b = shared[i + np.uint32(threads)]
                 a, b = combine(a, b, other, other_b)
             a, b = in_warp(a, b, WARP)
             a, b = finish(a, b, count, inverse, eps)
             if thread == 0:
                 shared[result] = a
-                shared[result + 1] = b
+                shared[result + np.uint32(1)] = b
         cuda.syncthreads()
-        return shared[result], shared[result + 1]
+        return shared[result], shared[result + np.uint32(1)]
 
     return reduce
 

@@ -12,19 +12,25 @@ from .._plan import Plan
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """Bytes of an element, by format."""
 
+HALVES = ("float16", "bfloat16")
+
 CHUNK = 16
 """Bytes of a chunk of x: the widest access of a thread."""
 
 WARP = 32
 MOST_THREADS = 1024
-RESIDENT = 1024
-"""Threads a multiprocessor should hold at once: half of what it can, with 64 registers each."""
+RESIDENT, RESIDENT_BACKWARD = 1024, 512
+"""Threads a multiprocessor should hold at once: with 64 registers each, or 128 (also forward in float64). Memory is kept
+busy by bytes on their way, and half as many threads with twice as many elements ask for as many."""
 
 FORWARD_BLOCK = 128
 """Threads of a forward block of rows that take a warp or less."""
 
-BACKWARD_BLOCK = 512
-"""Threads of a backward block of narrow rows: few blocks mean few partial sums."""
+BACKWARD_BLOCK = 256
+"""Threads of a backward block of rows that take as many or less: two such blocks share a multiprocessor."""
+
+SUMS = 32
+"""Registers of a backward thread for sums of dweight and dbias."""
 
 SHARED = 96 * 1024
 """The most bytes of a row in shared memory: what a multiprocessor with the least (8.6, 8.9, 12.0) can give, about."""
@@ -77,8 +83,9 @@ class Spec(NamedTuple):
 
     @property
     def resident(self) -> int:
-        """Blocks that shall fit on a multiprocessor; half as many in float64."""
-        return max(1, (RESIDENT // 2 if self.plan.double else RESIDENT) // self.block)
+        """Blocks that shall fit on a multiprocessor."""
+        few = self.plan.double or self.kind in ("backward", "sums")
+        return max(1, (RESIDENT_BACKWARD if few else RESIDENT) // self.block)
 
 
 class Launch(NamedTuple):
@@ -190,16 +197,17 @@ def workspace_bytes(plan: Plan, rows: int, cols: int) -> int:
 def _backward_shape(plan: Plan, cols: int) -> tuple[int, int]:
     """Threads a row of a backward call and the chunks that each holds; no chunks if the kernel is looped.
 
-    Sums of dweight and dbias take 4 registers for each element a thread holds (8 in float64): 8 elements (4) fit into
-    64 registers. x of half precision with gradients in float64 has 8 elements a chunk, and fewer threads.
+    The two sums of an element take a register each if the gradients are of half precision, else two, and twice as many
+    in float64. x of half precision has 8 elements a chunk, more than the sums in float64 allow: fewer threads then.
     """
     size = CHUNK // SIZES[plan.x]
     chunks = -(-cols // size)
-    most = max(1, (4 if plan.double else 8) // size)
+    sums = 8 if plan.double else 2 if {plan.weight or plan.x, plan.dweight, plan.dbias} <= {*HALVES, None} else 4
+    most = max(1, SUMS // (sums * size))
     threads = _power_of_two(-(-chunks // most))
     if threads > WARP:
         threads = WARP * -(-chunks // (WARP * most))
-    limit = MOST_THREADS if not plan.double else 256 if size == 8 else 512
+    limit = RESIDENT_BACKWARD * SUMS // max(SUMS, sums * size)
     if threads > limit:
         return 0, 0
     return threads, -(-chunks // threads)
