@@ -99,14 +99,14 @@ def make_deliver(spec):
     def deliver(sums, errors, partial, thread, group, cols, first):
         exchange = cuda.shared.array(0, kind)
         numbers = cuda.local.array(chunk, kind)
+        own = np.uint32(thread)  # without a sign: see `rows.make_reduce`
         for turn in range(rows):
             if group == turn:
                 for k in range(vectors):
                     for i in range(chunk):
                         at = k * chunk + i
-                        # Without a sign: see `rows.make_reduce`.
-                        place = np.uint32(at * threads + thread)
-                        error_place = np.uint32((size + at * threads) + thread)
+                        place = own + np.uint32(at * threads)
+                        error_place = own + np.uint32(size + at * threads)
                         total, error = sums[at], errors[at]
                         if turn > 0:
                             total, error = add_exactly(exchange[place], error + exchange[error_place], total)
@@ -130,7 +130,7 @@ def make_backward(spec):
     weighted, added, written = (given is not None for given in (plan.weight, plan.dresidual, plan.out))
     sum_weight, sum_bias, centered = plan.dweight is not None, plan.dbias is not None, plan.centered
     number = number_of(plan)
-    kind, zero = TYPES[number], number(0.0)
+    kind, zero, one = TYPES[number], number(0.0), number(1.0)
     x_elements, dy_elements, weight_elements = (
         make_elements(form, chunk, spec.width, number) for form in (plan.x, plan.other, plan.weight)
     )
@@ -150,23 +150,24 @@ def make_backward(spec):
     if looped:
 
         @device
-        def known(
+        def complete(
             words, dy_words, weights, x_row, dy_row, weight, shared, thread, group, active, limit, count, inverse,
-            scale, mean, rstd, sums, row, weight_offset,
+            row, at,
         ):  # fmt: skip
-            low, mean_g = statistic(sums, 4 * row), statistic(sums, 4 * row + 1)
-            return low, mean_g, statistic(sums, 4 * row + 2), statistic(sums, 4 * row + 3)
+            low, shrink = number(statistic(at, 0)), number(statistic(at, 3))
+            known = Row(row.scale, row.high, low, row.factor, shrink, row.offset)
+            return known, number(statistic(at, 1)), number(statistic(at, 2))
 
     else:
 
         @device
-        def known(
+        def complete(
             words, dy_words, weights, x_row, dy_row, weight, shared, thread, group, active, limit, count, inverse,
-            scale, mean, rstd, sums, row, weight_offset,
+            row, at,
         ):  # fmt: skip
             return gather(
                 words, dy_words, weights, x_row, dy_row, weight, vectors, shared, thread, group, active, limit,
-                count, inverse, scale, mean, rstd, weight_offset,
+                count, inverse, row,
             )  # fmt: skip
 
     def backward(
@@ -219,16 +220,16 @@ def make_backward(spec):
             high, r = 0.0, statistic(rstd, row)
             if centered:
                 high = statistic(mean, row)
-            scale, high, r, back = scaling(high, r)
-            low, mean_g, mean_gx, shrink = known(
+            known, back = scaling(high, r, weight_offset)
+            known, mean_g, mean_gx = complete(
                 words, dy_words, weights, x_row, dy_row, weight, shared, thread, group, active, limit, count, inverse,
-                scale, high, r, sums, row, weight_offset,
+                known, sums + row * 32,
             )  # fmt: skip
+            if known.shrink != one:
+                back = number(np.float64(back) * power_of_two(-2 * exponent_of(np.float64(known.shrink))))
             apply(
                 words, dy_words, weights, dweights, dweight_errors, dbiases, dbias_errors, weight,
-                dresidual_row, dx_row, vectors, first, limit,
-                Row(number(scale), number(high), number(low), number(r), number(shrink), number(weight_offset)),
-                number(mean_g), number(mean_gx), number(back * power_of_two(-2 * exponent_of(shrink))),
+                dresidual_row, dx_row, vectors, first, limit, known, mean_g, mean_gx, back,
             )  # fmt: skip
             base += blocks * together
         if sum_weight:

@@ -59,15 +59,17 @@ def number_of(plan):
 
 
 def make_scaling(plan):
-    """A function scaling(mean, rstd) -> scale, high, factor, back: x̂ = (x·scale - high)·factor, rstd = factor·back.
+    """A function scaling(mean, rstd, weight_offset) -> the `Row` before its gradient is looked at, and back: rstd is
+    row.factor·back.
 
-    scale and back are powers of two, 1 for ordinary rows, and else the same but for constant rows.
+    row.scale and back are powers of two, 1 for ordinary rows, and else the same but for constant rows.
     """
+    number = number_of(plan)
     limit, largest = (LIMIT_DOUBLE, LARGEST_FACTOR_DOUBLE) if plan.double else (LIMIT, LARGEST_FACTOR)
-    moderate = make_moderate(number_of(plan))
+    moderate = make_moderate(number)
 
     @device
-    def scaling(mean, rstd):
+    def scaling(mean, rstd, weight_offset):
         scale, factor, back = 1.0, rstd, 1.0
         if not (1.0 / limit < rstd and rstd < limit):
             exponent = exponent_of(rstd)
@@ -75,7 +77,10 @@ def make_scaling(plan):
             large = moderate(max(small, exponent - FARTHEST))
             scale, back = power_of_two(small), power_of_two(large)
             factor = finite_factor(rstd * power_of_two(-large), rstd < np.inf, largest)
-        return scale, mean * scale, factor, back
+        # At once in the dtype of the arithmetic: float64 would take twice the registers all along.
+        high = number(mean * scale)
+        low = number(mean * scale - np.float64(high))
+        return Row(number(scale), high, low, number(factor), number(1.0), number(weight_offset)), number(back)
 
     return scaling
 
@@ -123,15 +128,14 @@ def make_gather(spec):
     """A function that finds what the gradient of a row needs besides the row.
 
     gather(words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, group, active, limit, count, inverse,
-    scale, mean, rstd, weight_offset) -> low, mean_g, mean_gx, shrink: the low part of the mean, mean(g) and mean(g·x̂)
-    with the scales of `Row`.
+    row) -> the row with `low` and `shrink`, mean(g) and mean(g·x̂).
     """
     plan, chunk, threads, rows = spec.plan, spec.chunk, spec.threads, spec.rows
     centered, double, weighted = plan.centered, plan.double, plan.weight is not None
     whole, registers = spec.width == chunk, spec.mode == "registers"
     number = number_of(plan)
-    kind, zero = TYPES[number], number(0.0)
-    largest_mean = LARGEST_MEAN_DOUBLE if double else LARGEST_MEAN
+    kind, zero, one = TYPES[number], number(0.0), number(1.0)
+    largest_mean = number(LARGEST_MEAN_DOUBLE if double else LARGEST_MEAN)
     x_elements, dy_elements, weight_elements = (
         make_elements(form, chunk, spec.width, number) for form in (plan.x, plan.other, plan.weight)
     )
@@ -144,7 +148,7 @@ def make_gather(spec):
     moderate = make_moderate(number)
 
     @device
-    def find_low(words, x_row, steps, shared, thread, group, limit, count, inverse, scale, mean, rstd):
+    def find_low(words, x_row, steps, shared, thread, group, limit, count, inverse, row):
         """What rounding the given mean to float64 has lost; 0 if the mean is not the row's."""
         values = cuda.local.array(chunk, kind)
         total, error = zero, zero
@@ -154,13 +158,13 @@ def make_gather(spec):
                 at = 4 * k if registers else 0
                 if not registers:
                     load_x(words, 0, x_row, j, limit)
-                scaled(words, at, values, number(scale))
+                scaled(words, at, values, row.scale)
                 for i in range(chunk):
                     if whole or j + i < limit:
-                        total, error = add_exactly(total, error, values[i] - number(mean))
+                        total, error = add_exactly(total, error, values[i] - row.high)
         low, _ = reduce_two(np.float64(total) + np.float64(error), 0.0, shared, thread, group, count, inverse, 0.0)
         low = low * inverse
-        return low if abs(low) <= TRUSTED * (abs(mean) + 1.0 / rstd) else 0.0
+        return low if abs(low) <= TRUSTED * (abs(row.high) + 1.0 / row.factor) else 0.0
 
     @device
     def find_means(
@@ -189,31 +193,28 @@ def make_gather(spec):
             np.float64(total) + np.float64(error), np.float64(product) + np.float64(product_error),
             shared, thread, group, count, inverse, 0.0,
         )  # fmt: skip
-        return a * inverse, b * inverse
+        return number(a * inverse), number(b * inverse)
 
     @device
     def gather(
-        words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, group, active, limit, count, inverse,
-        scale, mean, rstd, weight_offset,
-    ):  # fmt: skip
-        low = 0.0
-        if centered:
-            if double:
-                low = find_low(words, x_row, steps, shared, thread, group, limit, count, inverse, scale, mean, rstd)
-            else:
-                low = mean - np.float64(np.float32(mean))
-        mean_g, mean_gx, shrink, again = 0.0, 0.0, 1.0, True
+        words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, group, active, limit, count, inverse, row
+    ):
+        low, shrink = row.low, one
+        if centered and double:
+            low = find_low(words, x_row, steps, shared, thread, group, limit, count, inverse, row)
+        mean_g, mean_gx, again = zero, zero, True
         while again:
-            row = Row(number(scale), number(mean), number(low), number(rstd), number(shrink), number(weight_offset))
+            row = Row(row.scale, row.high, low, row.factor, shrink, row.offset)
             mean_g, mean_gx = find_means(
                 words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, group, limit, count, inverse, row
             )
             ordinary = abs(mean_g) < largest_mean and abs(mean_gx) < largest_mean
-            extreme = active and not ordinary and shrink == 1.0
+            extreme = active and not ordinary and shrink == one
             again = anyone(extreme)
             if extreme:  # g·rstd, which dx can hold, is a guide to what g may be
-                shrink = power_of_two((min(0, moderate(exponent_of(rstd) + exponent_of(scale))) - 8) >> 1)
-        return low, mean_g, mean_gx, shrink
+                exponent = moderate(exponent_of(np.float64(row.factor)) + exponent_of(np.float64(row.scale)))
+                shrink = number(power_of_two((min(0, exponent) - 8) >> 1))
+        return row, mean_g, mean_gx
 
     return gather
 
@@ -236,7 +237,7 @@ def make_sums(spec):
         dy_outer, dy_inner, x_outer, x_inner, dresidual_outer, dresidual_inner, dx_outer, dx_inner,
         eps, weight_offset,
     ):  # fmt: skip
-        """What `gather` finds, for each row."""
+        """`low`, mean(g), mean(g·x̂) and `shrink` of each row."""
         words = cuda.local.array(4, uint32)
         dy_words = cuda.local.array(dy_count, uint32)
         weights = cuda.local.array(weight_count, uint32)
@@ -253,16 +254,16 @@ def make_sums(spec):
             high, r = 0.0, statistic(rstd, row)
             if centered:
                 high = statistic(mean, row)
-            scale, high, r, _ = scaling(high, r)
-            low, mean_g, mean_gx, shrink = gather(
+            known, _ = scaling(high, r, weight_offset)
+            known, mean_g, mean_gx = gather(
                 words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, 0, True, cols, count, inverse,
-                scale, high, r, weight_offset,
+                known,
             )  # fmt: skip
             if thread == 0:
-                put(sums, 4 * row, low)
-                put(sums, 4 * row + 1, mean_g)
-                put(sums, 4 * row + 2, mean_gx)
-                put(sums, 4 * row + 3, shrink)
+                put(sums, 4 * row, np.float64(known.low))
+                put(sums, 4 * row + 1, np.float64(mean_g))
+                put(sums, 4 * row + 2, np.float64(mean_gx))
+                put(sums, 4 * row + 3, np.float64(known.shrink))
             row += np.int64(cuda.gridDim.x)
 
     return sums_of_rows
