@@ -7,7 +7,7 @@ from .elements import HALVES, TYPES, add_closely, add_exactly, compensated, make
 from .rows import exchange_size, exponent_of, power_of_two
 from .sums import Row, make_gather, make_scaling, make_terms, number_of
 from .table import SIZES
-from .vectors import device, fma
+from .vectors import device, fma, prefetch
 
 try:
     from numba.cuda.types import float64, uint32
@@ -17,17 +17,20 @@ except ImportError:
 
 def make_apply(spec):
     """A function that writes dx of a row, dresidual added, and adds to the sums of dweight and dbias."""
-    plan, chunk, threads = spec.plan, spec.chunk, spec.threads
+    plan, chunk, threads, registers = spec.plan, spec.chunk, spec.threads, spec.mode == "registers"
     centered, weighted = plan.centered, plan.weight is not None
     written, added = plan.out is not None, plan.dresidual is not None
     sum_weight, sum_bias = plan.dweight is not None, plan.dbias is not None
     exact_weight, exact_bias = plan.dweight not in HALVES, plan.dbias not in HALVES
     number = number_of(plan)
     kind, one = TYPES[number], number(1.0)
-    dy_elements, weight_elements, dresidual_elements, dx_elements = (
-        make_elements(form, chunk, spec.width, number) for form in (plan.other, plan.weight, plan.dresidual, plan.out)
+    x_elements, dy_elements, weight_elements, dresidual_elements, dx_elements = (
+        make_elements(form, chunk, spec.width, number)
+        for form in (plan.x, plan.other, plan.weight, plan.dresidual, plan.out)
     )
-    dy_of, dy_count, load_weight = dy_elements.number, dy_elements.words, weight_elements.load
+    load_x, load_dy, dy_of, dy_count, load_weight = (
+        x_elements.load, dy_elements.load, dy_elements.number, dy_elements.words, weight_elements.load
+    )  # fmt: skip
     dresidual_of, load_dresidual = dresidual_elements.number, dresidual_elements.load
     dresidual_count, write_dx = dresidual_elements.words, dx_elements.write
     normalize, multiply = make_terms(spec)
@@ -41,7 +44,7 @@ def make_apply(spec):
 
     @device
     def apply(
-        words, dy_words, weights, dweights, dweight_errors, dbiases, dbias_errors, weight,
+        words, dy_words, weights, dweights, dweight_errors, dbiases, dbias_errors, x_row, dy_row, weight,
         dresidual_row, dx_row, steps, first, limit, row, mean_g, mean_gx, back,
     ):  # fmt: skip
         """dx = (g - mean(g) - x̂·mean(g·x̂))·rstd + dresidual; dweight += dy·x̂, dbias += dy. Chunk k is columns
@@ -52,8 +55,13 @@ def make_apply(spec):
         for k in range(steps):
             j = first + k * threads * chunk
             if j < limit:
-                dy_at = dy_count * k
-                normalize(words, 4 * k, normals, row)
+                at, dy_at = 0, 0
+                if registers:
+                    at, dy_at = 4 * k, dy_count * k
+                else:
+                    load_x(words, 0, x_row, j, limit)
+                    load_dy(dy_words, 0, dy_row, j, limit)
+                normalize(words, at, normals, row)
                 if written:
                     if weighted:
                         load_weight(weights, 0, weight, j, limit)
@@ -124,9 +132,10 @@ def make_deliver(spec):
 
 
 def make_backward(spec):
-    """The backward kernel of rows in registers, or of very wide rows of which the sums are known (mode "looped")."""
+    """The backward kernel of rows in registers or in the cache, or of very wide rows of which the sums are known (mode
+    "looped")."""
     plan, chunk, threads, together, vectors = spec.plan, spec.chunk, spec.threads, spec.rows, spec.vectors
-    looped = spec.mode == "looped"
+    looped, registers = spec.mode == "looped", spec.mode == "registers"
     weighted, added, written = (given is not None for given in (plan.weight, plan.dresidual, plan.out))
     sum_weight, sum_bias, centered = plan.dweight is not None, plan.dbias is not None, plan.centered
     number = number_of(plan)
@@ -136,7 +145,8 @@ def make_backward(spec):
     )
     load_x, load_dy = x_elements.load, dy_elements.load
     dy_words_each, weight_words_each = dy_elements.words, weight_elements.words
-    word_count, dy_count, weight_count = 4 * vectors, dy_words_each * vectors, weight_words_each
+    held = vectors if registers else 1
+    word_count, dy_count, weight_count = 4 * held, dy_words_each * held, weight_words_each
     sums_count = vectors * chunk
     weight_sums, bias_sums = sums_count if sum_weight else 1, sums_count if sum_bias else 1
     shared_size = 1 if looped else exchange_size(threads, together)
@@ -212,11 +222,21 @@ def make_backward(spec):
                 dresidual_row = row_start(dresidual, row, inner, dresidual_outer, dresidual_inner, dresidual_size)
             if written:
                 dx_row = row_start(dx, row, inner, dx_outer, dx_inner, dx_size)
-            for k in range(vectors):
-                j = first + k * threads * chunk
-                if j < limit:
-                    load_x(words, 4 * k, x_row, j, limit)
-                    load_dy(dy_words, dy_words_each * k, dy_row, j, limit)
+            if registers:
+                for k in range(vectors):
+                    j = first + k * threads * chunk
+                    if j < limit:
+                        load_x(words, 4 * k, x_row, j, limit)
+                        load_dy(dy_words, dy_words_each * k, dy_row, j, limit)
+            following = row + blocks * together
+            if following < rows:  # on its way while this row is worked on
+                x_next = row_start(x, following, inner, x_outer, x_inner, x_size)
+                dy_next = row_start(dy, following, inner, dy_outer, dy_inner, dy_size)
+                for k in range(vectors):
+                    j = first + k * threads * chunk
+                    if j < cols:
+                        prefetch(x_next + j * x_size)
+                        prefetch(dy_next + j * dy_size)
             high, r = 0.0, statistic(rstd, row)
             if centered:
                 high = statistic(mean, row)
@@ -228,8 +248,8 @@ def make_backward(spec):
             if known.shrink != one:
                 back = number(np.float64(back) * power_of_two(-2 * exponent_of(np.float64(known.shrink))))
             apply(
-                words, dy_words, weights, dweights, dweight_errors, dbiases, dbias_errors, weight,
-                dresidual_row, dx_row, vectors, first, limit, known, mean_g, mean_gx, back,
+                words, dy_words, weights, dweights, dweight_errors, dbiases, dbias_errors, x_row, dy_row,
+                weight, dresidual_row, dx_row, vectors, first, limit, known, mean_g, mean_gx, back,
             )  # fmt: skip
             base += blocks * together
         if sum_weight:

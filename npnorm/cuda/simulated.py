@@ -76,6 +76,10 @@ def store2(address, word):
     _bytes_once(address, 2).view(np.uint16)[0] = int(word) & 0xFFFF
 
 
+def prefetch(address):
+    _find(address, 1)
+
+
 def as_float(word):
     return np.uint32(word).view(np.float32)
 

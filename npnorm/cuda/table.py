@@ -30,7 +30,8 @@ BACKWARD_BLOCK = 256
 """Threads of a backward block of rows that take as many or less: two such blocks share a multiprocessor."""
 
 SUMS = 32
-"""Registers of a backward thread for sums of dweight and dbias."""
+"""Registers of a backward thread for sums of dweight and dbias, if it also holds its part of the row; else twice as
+many."""
 
 SHARED = 96 * 1024
 """The most bytes of a row in shared memory: what a multiprocessor with the least (8.6, 8.9, 12.0) can give, about."""
@@ -69,7 +70,8 @@ class Spec(NamedTuple):
     vectors: int
     """Chunks of a row that a thread holds; 0 if it has as many as the row needs."""
     mode: str
-    """Where the row stays between passes: in "registers", "shared" memory, or nowhere ("looped")."""
+    """Where the row stays between passes: in "registers", "shared" memory, or nowhere ("looped"); of a backward kernel,
+    nowhere but in the device's second cache, its sums being in registers ("cached")."""
 
     @property
     def chunk(self) -> int:
@@ -85,7 +87,7 @@ class Spec(NamedTuple):
     def resident(self) -> int:
         """Blocks that shall fit on a multiprocessor."""
         few = self.plan.double or self.kind in ("backward", "sums")
-        return max(1, (RESIDENT_BACKWARD if few else RESIDENT) // self.block)
+        return max(1, (_resident_backward(self.plan) if few else RESIDENT) // self.block)
 
 
 class Launch(NamedTuple):
@@ -141,16 +143,16 @@ def statistics_plan(plan: Plan) -> Plan:
 
 def backward_launches(plan: Plan, rows: int, cols: int, width: int, offset: bool = False) -> tuple[Launch, ...]:
     """The launches of a backward call, in order, all with the same arguments."""
-    threads, vectors = _backward_shape(plan, cols)
+    threads, vectors, mode = _backward_shape(plan, cols)
     count = partials(plan, rows, cols)
-    if vectors:
-        spec = Spec("backward", plan, offset, width, threads, _together(threads), vectors, "registers")
+    if mode != "looped":
+        spec = Spec("backward", plan, offset, width, threads, _together(threads), vectors, mode)
         return (_launch(spec, count, 1, _exchange_bytes(spec)),)
     chunks = -(-cols // (CHUNK // SIZES[plan.x]))
     bare = plan._replace(out=None, dweight=None, dbias=None, dresidual=None)
     sums = Spec("sums", bare, offset, width, min(MOST_THREADS, forward_threads(chunks)), 1, 0, "looped")
-    apply = Spec("backward", plan, offset, width, TILE, 1, 1, "looped")
-    return _launch(sums, rows, 1, 0), _launch(apply, -(-chunks // TILE), count, 0)
+    apply = Spec("backward", plan, offset, width, threads, 1, vectors, mode)
+    return _launch(sums, rows, 1, 0), _launch(apply, -(-chunks // threads), count, 0)
 
 
 def total_launch(plan: Plan, gradient_format: str, partials: int, cols: int) -> Launch:
@@ -162,8 +164,8 @@ def total_launch(plan: Plan, gradient_format: str, partials: int, cols: int) -> 
 
 def partials(plan: Plan, rows: int, cols: int) -> int:
     """How many partial sums of dweight and dbias there are: from (rows, cols) and formats alone."""
-    threads, vectors = _backward_shape(plan, cols)
-    together = _together(threads) if vectors else 1
+    threads, _, mode = _backward_shape(plan, cols)
+    together = 1 if mode == "looped" else _together(threads)
     return max(1, min(PARTIALS, -(-rows // (ROWS_A_PARTIAL * together))))
 
 
@@ -171,7 +173,7 @@ def workspace(plan: Plan, rows: int, cols: int) -> Workspace:
     """The scratch memory of a backward call."""
     given = plan.rstd is not None and (plan.mean is not None or not plan.centered)
     statistics = None if given else 8 * rows
-    looped = not _backward_shape(plan, cols)[1]
+    looped = _backward_shape(plan, cols)[2] == "looped"
     partial = partials(plan, rows, cols) * cols * (8 if plan.double else 4)
     sizes = (
         statistics if plan.centered else None,
@@ -194,23 +196,29 @@ def workspace_bytes(plan: Plan, rows: int, cols: int) -> int:
     return workspace(plan, rows, cols).size
 
 
-def _backward_shape(plan: Plan, cols: int) -> tuple[int, int]:
-    """Threads a row of a backward call and the chunks that each holds; no chunks if the kernel is looped.
+def _backward_shape(plan: Plan, cols: int) -> tuple[int, int, str]:
+    """Threads a row of a backward call, the chunks of which each has the sums, and the mode.
 
     The two sums of an element take a register each if the gradients are of half precision, else two, and twice as many
-    in float64. x of half precision has 8 elements a chunk, more than the sums in float64 allow: fewer threads then.
+    in float64.
     """
     size = CHUNK // SIZES[plan.x]
     chunks = -(-cols // size)
     sums = 8 if plan.double else 2 if {plan.weight or plan.x, plan.dweight, plan.dbias} <= {*HALVES, None} else 4
-    most = max(1, SUMS // (sums * size))
-    threads = _power_of_two(-(-chunks // most))
+    vectors, mode, most = SUMS // (sums * size), "registers", _resident_backward(plan)
+    if chunks > most * vectors:
+        vectors, mode = -(-chunks // most), "cached"
+    if vectors * sums * size > 2 * SUMS:
+        return TILE, 1, "looped"
+    threads = _power_of_two(-(-chunks // vectors))
     if threads > WARP:
-        threads = WARP * -(-chunks // (WARP * most))
-    limit = RESIDENT_BACKWARD * SUMS // max(SUMS, sums * size)
-    if threads > limit:
-        return 0, 0
-    return threads, -(-chunks // threads)
+        threads = WARP * -(-chunks // (WARP * vectors))
+    return threads, -(-chunks // threads), mode
+
+
+def _resident_backward(plan: Plan) -> int:
+    """Threads with 128 registers each; in float64 8 numbers a chunk take twice as many."""
+    return RESIDENT_BACKWARD // 2 if plan.double and plan.x in HALVES else RESIDENT_BACKWARD
 
 
 def _together(threads: int) -> int:
