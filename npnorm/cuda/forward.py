@@ -28,8 +28,9 @@ try:
 except ImportError:
     from numba.core.types import float64, uint32
 
-AHEAD = 2
-"""Chunks a thread holds up to which weight and bias are read along with x, before the row is summed up."""
+AHEAD = 64
+"""Bytes of weight and bias that a thread reads along with x, before the row is summed up; if there are more, or
+statistics in float64 want the registers, it reads them chunk by chunk when it needs them."""
 
 
 def make_read(spec):
@@ -132,7 +133,9 @@ def make_write(spec, number):
 
 def reads_ahead(spec):
     """Whether weight and bias are read along with x, and stay in registers."""
-    return spec.mode == "registers" and spec.vectors <= AHEAD
+    size = sum(SIZES[form] for form in (spec.plan.weight, spec.plan.bias) if form)
+    fitting = spec.plan.rstd is None and spec.vectors * spec.chunk * size <= AHEAD
+    return spec.mode == "registers" and fitting
 
 
 def make_forward(spec):

@@ -150,7 +150,8 @@ def backward_launches(plan: Plan, rows: int, cols: int, width: int, offset: bool
         return (_launch(spec, count, 1, _exchange_bytes(spec)),)
     chunks = -(-cols // (CHUNK // SIZES[plan.x]))
     bare = plan._replace(out=None, dweight=None, dbias=None, dresidual=None)
-    sums = Spec("sums", bare, offset, width, min(MOST_THREADS, forward_threads(chunks)), 1, 0, "looped")
+    most = min(_resident_backward(plan), forward_threads(chunks))
+    sums = Spec("sums", bare, offset, width, most, 1, 0, "looped")
     apply = Spec("backward", plan, offset, width, threads, 1, vectors, mode)
     return _launch(sums, rows, 1, 0), _launch(apply, -(-chunks // threads), count, 0)
 
@@ -199,12 +200,12 @@ def workspace_bytes(plan: Plan, rows: int, cols: int) -> int:
 def _backward_shape(plan: Plan, cols: int) -> tuple[int, int, str]:
     """Threads a row of a backward call, the chunks of which each has the sums, and the mode.
 
-    The two sums of an element take a register each if the gradients are of half precision, else two, and twice as many
-    in float64.
+    The two sums of an element take a register each if all is of half precision, else two, and twice as many in float64.
     """
     size = CHUNK // SIZES[plan.x]
     chunks = -(-cols // size)
-    sums = 8 if plan.double else 2 if {plan.weight or plan.x, plan.dweight, plan.dbias} <= {*HALVES, None} else 4
+    halves = {plan.x, plan.weight, plan.dweight, plan.dbias} <= {*HALVES, None}
+    sums = 8 if plan.double else 2 if halves else 4
     vectors, mode, most = SUMS // (sums * size), "registers", _resident_backward(plan)
     if chunks > most * vectors:
         vectors, mode = -(-chunks // most), "cached"
