@@ -12,8 +12,8 @@ from .rows import (
     LIMIT,
     LIMIT_DOUBLE,
     exchange_size,
-    finite_factor,
     exponent_of,
+    finite_factor,
     is_ordinary,
     make_anyone,
     make_moderate,
@@ -187,7 +187,6 @@ def make_forward(spec):
         chunks = (cols + chunk - 1) // chunk
         many = (chunks - thread + threads - 1) // threads
         steps = vectors if registers else many
-        own = many * chunk
         base = np.int64(cuda.blockIdx.x) * together
         while base < rows:
             row = base + group

@@ -12,7 +12,7 @@ LIMIT, LIMIT_DOUBLE = 2.0**90, 2.0**900
 extreme size, are done again, times a power of two that brings their largest element near 1."""
 
 LEAST_EXPONENT, MOST_EXPONENT, MOST_EXPONENT_DOUBLE = -126, 110, 1000
-"""Between the first and the second lies the exponent of that power of two; in float64, between minus the third and it."""
+"""Between the first two lies the exponent of that power of two; in float64, between minus the third and the third."""
 
 LARGEST_FACTOR, LARGEST_FACTOR_DOUBLE = 2.0**100, 2.0**500
 """The rstd of a scaled row is less, or the row is constant: then its differences are 0, and must not meet infinity."""
@@ -195,7 +195,9 @@ def is_ordinary(variance, limit):
 
 def make_moderate(number):
     """A function moderate(exponent) -> such that a number of that dtype times 2^exponent may stand between sums."""
-    least, most = (-MOST_EXPONENT_DOUBLE, MOST_EXPONENT_DOUBLE) if number is np.float64 else (LEAST_EXPONENT, MOST_EXPONENT)
+    least, most = LEAST_EXPONENT, MOST_EXPONENT
+    if number is np.float64:
+        least, most = -MOST_EXPONENT_DOUBLE, MOST_EXPONENT_DOUBLE
 
     @device
     def moderate(exponent):

@@ -197,8 +197,9 @@ def make_gather(spec):
 
     @device
     def gather(
-        words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, group, active, limit, count, inverse, row
-    ):
+        words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, group, active, limit, count, inverse,
+        row,
+    ):  # fmt: skip
         low, shrink = row.low, one
         if centered and double:
             low = find_low(words, x_row, steps, shared, thread, group, limit, count, inverse, row)
@@ -206,8 +207,9 @@ def make_gather(spec):
         while again:
             row = Row(row.scale, row.high, low, row.factor, shrink, row.offset)
             mean_g, mean_gx = find_means(
-                words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, group, limit, count, inverse, row
-            )
+                words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, group, limit, count, inverse,
+                row,
+            )  # fmt: skip
             ordinary = abs(mean_g) < largest_mean and abs(mean_gx) < largest_mean
             extreme = active and not ordinary and shrink == one
             again = anyone(extreme)

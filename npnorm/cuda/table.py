@@ -20,8 +20,8 @@ CHUNK = 16
 WARP = 32
 MOST_THREADS = 1024
 RESIDENT, RESIDENT_BACKWARD = 1024, 512
-"""Threads a multiprocessor should hold at once: with 64 registers each, or 128 (also forward in float64). Memory is kept
-busy by bytes on their way, and half as many threads with twice as many elements ask for as many."""
+"""Threads a multiprocessor should hold at once: with 64 registers each, or 128 (also forward in float64). What keeps
+memory busy is bytes on their way, and half as many threads with twice as many elements ask for as many."""
 
 FORWARD_BLOCK = 128
 """Threads of a forward block of rows that take a warp or less."""

@@ -1,5 +1,6 @@
-"""What the compiler makes of the kernels of the launch table, for three generations of GPUs. No GPU is needed."""
+"""What the compiler makes of the kernels of the launch table, for four generations of GPUs. No GPU is needed."""
 
+import functools
 import importlib.util
 import re
 from collections import Counter
@@ -13,24 +14,15 @@ pytest.importorskip("cuda.bindings", reason="needs the extra cu13")
 pytest.importorskip("numba_cuda", reason="needs the extra cu13")
 
 from npnorm.cuda import table  # noqa: E402
-from npnorm.cuda.compile import compile_kernel, compile_spec, link  # noqa: E402
+from npnorm.cuda.compile import assemble, link, lower  # noqa: E402
 from npnorm.cuda.kernels import make_kernel  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cuda_gated_norm.py"
-CAPABILITIES = [(8, 0), (9, 0), (10, 0)]
+CAPABILITIES = [(8, 0), (9, 0), (10, 0), (12, 0)]
 
 SCALAR_DOUBLES = {"forward": 120, "backward": 120, "sums": 60, "total": 0}
 """The most float64 instructions of a float32 or half-precision kernel in PTX: sums over threads, mean and rstd,
 each once a row."""
-
-
-SPILLS = {"backward": 128}
-"""The most bytes that may be spilt and loaded again for ordinary rows: compensated sums of dweight and dbias take
-32 registers of 64. What the code for rows of extreme size spills comes on top: see `test_no_kernel_spills`."""
-
-
-SPILLING = [f"backward float32 {cols}" for cols in ("128 layer", "512 layer", "2048 layer", "2048 rms")]
-"""Kernels that spill more than they should, 164 to 540 bytes."""
 
 
 def forward_plan(x, centered=True, parameter=None, out=None, residual=None, statistics=False):
@@ -70,6 +62,30 @@ def launches():
     yield "forward float16", table.forward_launch(forward_plan("float16"), 8192, 4096, 8)
     yield "forward odd", table.forward_launch(forward_plan(half), 8192, 4097, 1)
     yield "total", table.total_launch(backward_plan(half), half, 264, 4096)
+    yield from more_launches()
+
+
+def more_launches():
+    """Formats that are mixed, and each format with all options at once, one element at a time: these want the most
+    registers."""
+    for x in table.SIZES:
+        every = forward_plan(x, residual=x, statistics=True)._replace(rounding=True)
+        yield f"forward {x} every option", table.forward_launch(every, 8192, 3000 // table.SIZES[x], 1, True)
+        every, cols = backward_plan(x, dresidual=x), 500 // table.SIZES[x]
+        yield f"backward {x} every option", table.backward_launches(every, 8192, cols, 1, True)[0]
+        yield f"total {x}", table.total_launch(backward_plan(x), x, 264, 4096)
+    for x in ("bfloat16", "float32"):
+        yield f"forward {x} alone", table.forward_launch(table.statistics_plan(backward_plan(x)), 8192, 4096, 4)
+    for x, other, cols in (
+        ("bfloat16", "float32", 1024), ("bfloat16", "float32", 8192), ("float16", "float64", 512),
+        ("float16", "float64", 4096), ("float32", "float64", 512), ("float32", "float64", 4096),
+    ):  # fmt: skip
+        name, width = f"{x} with {other} {cols}", 16 // table.SIZES[x]
+        mixed = forward_plan(x, True, other, other, other, True)
+        yield f"forward {name}", table.forward_launch(mixed, 8192, cols, width, True)
+        mixed = backward_plan(x, True, other, other)._replace(other=other)
+        for launch in table.backward_launches(mixed, 8192, cols, width, True):
+            yield f"{launch.spec.kind} {name}", launch
 
 
 LAUNCHES = dict(launches())
@@ -81,68 +97,41 @@ def named(condition=lambda spec: True):
     return pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names])
 
 
-@pytest.fixture(scope="module")
-def texts():
-    """PTX by kernel, without the code for rows of extreme size, which runs for no ordinary row."""
-    kept = {}
+@functools.cache
+def lowered(name):
+    spec = LAUNCHES[name].spec
+    return lower(*make_kernel(spec), spec.block, spec.resident)
 
-    def text(name, capability=(9, 0)):
-        if (name, capability) not in kept:
-            spec = LAUNCHES[name].spec
-            options = {} if spec.kind == "total" else {"careful": False}
-            kernel = make_kernel(spec, **options)
-            kept[name, capability] = link(*kernel, capability, spec.block, spec.resident, True)[0].decode(
-                errors="replace"
-            )
-        return kept[name, capability]
 
-    return text
+@functools.cache
+def text(name):
+    """PTX."""
+    return link(lowered(name), (9, 0), True)[0].decode(errors="replace")
 
 
 def operations(text):
     return Counter(re.findall(r"^\s+(?:@!?%p\d+ )?([a-z][\w.]+)", text, re.MULTILINE))
 
 
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
 @named()
-def test_resources(name):
-    """Registers within the launch bound, and shared memory that every GPU has."""
+def test_resources(name, capability):
+    """Nothing spills, registers are within the launch bound, and every GPU has the shared memory."""
     launch = LAUNCHES[name]
     spec = launch.spec
-    compiled = compile_spec(spec, (9, 0))
+    compiled = assemble(lowered(name), capability)
+    assert compiled.cubin.startswith(b"\x7fELF")
+    assert compiled.name.encode() in compiled.cubin
+    assert compiled.spills == compiled.stack == 0, compiled.log
     assert 0 < compiled.registers <= 65536 // (spec.block * spec.resident)
     assert compiled.shared + launch.shared_bytes <= 99 * 1024
 
 
-@named(lambda spec: spec.kind != "total")
-def test_ordinary_rows_spill_little(name, request):
-    """Without the code for rows of extreme size."""
-    if name in SPILLING:
-        request.applymarker(pytest.mark.xfail(reason="8 float32 elements a thread are too many", strict=True))
-    spec = LAUNCHES[name].spec
-    compiled = compile_kernel(*make_kernel(spec, careful=False), (9, 0), spec.block, spec.resident)
-    assert compiled.spills <= SPILLS.get(spec.kind, 0), compiled.log
-
-
-@pytest.mark.xfail(reason="rows of extreme size want a kernel of their own", strict=True)
-@pytest.mark.parametrize("name", ["forward float32 weight", "backward float32 2048 layer"])
-def test_no_kernel_spills(name):
-    """Not even in the code for rows of extreme size."""
-    assert compile_spec(LAUNCHES[name].spec, (9, 0)).spills == 0
-
-
-@pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
-@pytest.mark.parametrize("name", ["forward bfloat16 4096 layer", "backward float32 2048 layer", "total"])
-def test_generations(name, capability):
-    compiled = compile_spec(LAUNCHES[name].spec, capability)
-    assert compiled.cubin.startswith(b"\x7fELF")
-    assert 0 < compiled.registers <= 64
-
-
 @named()
-def test_accesses(name, texts):
+def test_accesses(name):
     """16 bytes at a time where the width allows, and no local memory in PTX."""
     spec = LAUNCHES[name].spec
-    found = operations(texts(name))
+    found = operations(text(name))
     assert not any(".local" in operation for operation in found)
     if spec.kind == "total":
         return
@@ -163,9 +152,9 @@ def test_accesses(name, texts):
 
 
 @named(lambda spec: not spec.plan.double)
-def test_double_precision_is_for_scalars(name, texts):
+def test_double_precision_is_for_scalars(name):
     """float64 instructions do not grow with the elements of a thread, but for statistics, which are all float64."""
-    found = operations(texts(name))
+    found = operations(text(name))
     doubles = {
         key: value
         for key, value in found.items()
@@ -177,18 +166,14 @@ def test_double_precision_is_for_scalars(name, texts):
     assert sum(doubles.values()) <= allowed, doubles
 
 
-def test_the_mean_is_subtracted_in_two_steps(texts):
+@pytest.mark.xdist_group("forward bfloat16 4096 layer")
+def test_the_mean_is_subtracted_in_two_steps():
     """No product is fused with a sum but where the kernel says so, and (x - high) - low stays two subtractions."""
-    found = operations(texts("forward bfloat16 4096 layer"))
+    found = operations(text("forward bfloat16 4096 layer"))
     elements = 16
     assert found["sub.rn.f32"] >= 4 * elements
     assert found["fma.rn.f32"] <= elements + elements // 2
     assert not any("ftz" in operation for operation in found)
-
-
-def test_a_cubin_has_the_kernel_that_it_names():
-    compiled = compile_spec(LAUNCHES["total"].spec, (9, 0))
-    assert compiled.name.encode() in compiled.cubin
 
 
 def test_example():
@@ -198,8 +183,9 @@ def test_example():
     specification.loader.exec_module(module)
     for format in ("float16", "bfloat16"):
         function = module.make_gated_norm(format, 256, 2)
-        compiled = compile_kernel(function, module.SIGNATURE, (9, 0), 256, 4)
+        code = lower(function, module.SIGNATURE, 256, 4)
+        compiled = assemble(code, (9, 0))
         assert compiled.spills == compiled.stack == 0
-        found = operations(link(function, module.SIGNATURE, (9, 0), 256, 4, True)[0].decode(errors="replace"))
+        found = operations(link(code, (9, 0), True)[0].decode(errors="replace"))
         assert found["ld.global.v4.u32"] == 6
         assert found["st.global.v4.u32"] == 2
