@@ -117,7 +117,7 @@ def test_narrow_rows_share_blocks():
 @pytest.mark.parametrize(
     "x, gradient, held, cached",
     [("bfloat16", "bfloat16", 8192, 16384), ("bfloat16", "float32", 4096, 8192), ("float32", "float32", 4096, 8192),
-     ("float32", "float64", 2048, 4096), ("float64", "float64", 2048, 4096), ("bfloat16", "float64", 0, 2048)],
+     ("float32", "float64", 1024, 2048), ("float64", "float64", 2048, 4096), ("bfloat16", "float64", 0, 2048)],
 )  # fmt: skip
 def test_backward_modes(x, gradient, held, cached):
     """How many columns are held in registers, and how many are read from memory once."""

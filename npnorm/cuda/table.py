@@ -218,8 +218,8 @@ def _backward_shape(plan: Plan, cols: int) -> tuple[int, int, str]:
 
 
 def _resident_backward(plan: Plan) -> int:
-    """Threads with 128 registers each; in float64 8 numbers a chunk take twice as many."""
-    return RESIDENT_BACKWARD // 2 if plan.double and plan.x in HALVES else RESIDENT_BACKWARD
+    """Threads with 128 registers each; 4 or 8 numbers a chunk, in float64, take twice as many."""
+    return RESIDENT_BACKWARD // 2 if plan.double and plan.x != "float64" else RESIDENT_BACKWARD
 
 
 def _together(threads: int) -> int:
