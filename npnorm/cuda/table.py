@@ -26,9 +26,8 @@ memory busy is bytes on their way, and half as many threads with twice as many e
 FORWARD_BLOCK = 128
 """Threads of a forward block of rows that take a warp or less."""
 
-BACKWARD_BLOCK = 224
-"""Threads of a backward block of several rows, of which two share a multiprocessor: with 144 registers each. With 256
-threads and 128 registers, those of half precision with every option spilled on sm_100 and sm_120."""
+BACKWARD_BLOCK = 256
+"""Threads of a backward block of rows that take as many or less: two such blocks share a multiprocessor."""
 
 SUMS = 32
 """Registers of a backward thread for sums of dweight and dbias, if it also holds its part of the row; else twice as
