@@ -217,11 +217,6 @@ def make_backward(spec):
             limit = cols if active else 0
             x_row = row_start(x, row, inner, x_outer, x_inner, x_size)
             dy_row = row_start(dy, row, inner, dy_outer, dy_inner, dy_size)
-            dresidual_row, dx_row = x_row, x_row
-            if added:
-                dresidual_row = row_start(dresidual, row, inner, dresidual_outer, dresidual_inner, dresidual_size)
-            if written:
-                dx_row = row_start(dx, row, inner, dx_outer, dx_inner, dx_size)
             if registers:
                 for k in range(vectors):
                     j = first + k * threads * chunk
@@ -245,6 +240,11 @@ def make_backward(spec):
                 words, dy_words, weights, x_row, dy_row, weight, shared, thread, group, active, limit, count, inverse,
                 known, sums + row * 32,
             )  # fmt: skip
+            dresidual_row, dx_row = x_row, x_row  # not before: addresses take registers, too
+            if added:
+                dresidual_row = row_start(dresidual, row, inner, dresidual_outer, dresidual_inner, dresidual_size)
+            if written:
+                dx_row = row_start(dx, row, inner, dx_outer, dx_inner, dx_size)
             if known.shrink != one:
                 back = number(np.float64(back) * power_of_two(-2 * exponent_of(np.float64(known.shrink))))
             apply(

@@ -94,8 +94,7 @@ def make_terms(spec):
     x_elements, dy_elements, weight_elements = (
         make_elements(form, chunk, spec.width, number) for form in (plan.x, plan.other, plan.weight)
     )
-    scaled, dy_of, weight_of = x_elements.scaled, dy_elements.number, weight_elements.number
-    one = number(1.0)
+    scaled, dy_scaled, weight_of = x_elements.scaled, dy_elements.scaled, weight_elements.number
 
     @device
     def normalize(words, at, normals, row):
@@ -107,19 +106,16 @@ def make_terms(spec):
             normals[i] = d * row.factor
 
     @device
-    def scale_of(weights, i, row):
-        w = weight_of(weights, 0, i)
-        return w + row.offset if offset else w
-
-    @device
     def multiply(dy_words, at, weights, gradients, row):
+        dy_scaled(dy_words, at, gradients, row.shrink)
         for i in range(chunk):
-            g = dy_of(dy_words, at, i)
-            gradients[i] = g * scale_of(weights, i, row) if weighted else g
-        if row.shrink != one:
-            for i in range(chunk):
-                g = dy_of(dy_words, at, i) * row.shrink
-                gradients[i] = g * (scale_of(weights, i, row) * row.shrink if weighted else row.shrink)
+            factor = row.shrink  # not under the branch in `scaled`: both ways at once would take registers
+            if weighted:
+                w = weight_of(weights, 0, i)
+                if offset:
+                    w = w + row.offset
+                factor = w * row.shrink
+            gradients[i] = gradients[i] * factor
 
     return normalize, multiply
 
