@@ -176,7 +176,8 @@ def test_the_mean_is_subtracted_in_two_steps():
     found = operations(text("forward bfloat16 4096 layer"))
     elements = 16
     assert found["sub.rn.f32"] >= 4 * elements
-    assert found["fma.rn.f32"] <= elements + elements // 2
+    # y, and the squares two by two, for rows that are scaled and for those that are not.
+    assert found["fma.rn.f32"] <= elements + 2 * (elements // 2)
     assert not any("ftz" in operation for operation in found)
 
 
