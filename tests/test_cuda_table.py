@@ -94,7 +94,10 @@ def test_backward(x, gradient, cols):
         if not first:
             assert launch.grid == (count, 1, 1)
             assert spec.threads * spec.vectors >= chunks > spec.threads * (spec.vectors - 1)
-            assert spec.vectors * chunk <= 8
+            # Registers of sums, and of the row if it is held: two for each element, four in float32, eight in float64.
+            sums = spec.vectors * chunk * (8 if plan.double else 4 if "float32" in (x, gradient) else 2)
+            assert sums <= (32 if spec.mode == "registers" else 64)
+            assert spec.block * spec.resident * (sums + 60) <= 65536
             assert launch.shared_bytes <= 48 * 1024
             assert spec.rows == 1 or launch.shared_bytes >= 2 * (8 if plan.double else 4) * cols
         else:
@@ -121,8 +124,21 @@ def test_narrow_rows_share_blocks():
     """Else the lanes of a warp would have nothing to do, and there would be as many partial sums as rows."""
     assert table.forward_launch(forward_plan("bfloat16"), 64, 64, 8).spec[4:6] == (8, 16)
     spec = table.backward_launches(backward_plan("bfloat16"), 64, 64, 8)[0].spec
-    assert (spec.threads, spec.rows) == (8, 64)
+    assert (spec.threads, spec.rows) == (4, 64)
     assert table.partials(backward_plan("bfloat16"), 64, 64) == 1
+
+
+@pytest.mark.parametrize(
+    "x, gradient, held, cached",
+    [("bfloat16", "bfloat16", 8192, 16384), ("bfloat16", "float32", 4096, 8192), ("float32", "float32", 4096, 8192),
+     ("float32", "float64", 1024, 2048), ("float64", "float64", 2048, 4096), ("bfloat16", "float64", 0, 2048)],
+)  # fmt: skip
+def test_backward_modes(x, gradient, held, cached):
+    """How many columns are held in registers, and how many are read from memory once."""
+    plan = backward_plan(x, gradient)
+    places = sorted({1, held or 1, held + 1, cached, cached + 1, 20000})
+    modes = [table.backward_launches(plan, 8192, cols, 1)[-1].spec.mode for cols in places]
+    assert modes == ["registers" if cols <= held else "cached" if cols <= cached else "looped" for cols in places]
 
 
 @pytest.mark.parametrize("statistics", [None, "float64"])

@@ -12,6 +12,9 @@ from .table import Spec
 OPTIONS = ("-lto", "-O3", "-fma=0", "-verbose")
 """No product and sum is fused but where a kernel says so: else the bits would depend on the compiler's mood."""
 
+LEAST = (8, 0)
+"""The oldest compute capability: code is lowered for it, and the linker makes that of newer ones from it."""
+
 
 class Compiled(NamedTuple):
     """A kernel for one compute capability, and what it takes."""
@@ -39,7 +42,20 @@ def compile_kernel(
     function: Any, signature: tuple[Any, ...], capability: tuple[int, int], threads: int, resident: int = 1
 ) -> Compiled:
     """Compile a kernel for blocks of `threads`, of which `resident` shall fit on a multiprocessor."""
-    cubin, log = link(function, signature, capability, threads, resident)
+    return assemble(lower(function, signature, threads, resident), capability)
+
+
+def lower(function: Any, signature: tuple[Any, ...], threads: int, resident: int = 1) -> bytes:
+    """Code that `link` turns into that of any GPU; this takes most of the time."""
+    code, _ = cuda.compile(
+        function, signature, device=False, abi="numba", cc=LEAST, output="ltoir", launch_bounds=(threads, resident)
+    )
+    return bytes(code)
+
+
+def assemble(code: bytes, capability: tuple[int, int]) -> Compiled:
+    """The kernel that `lower` gave the code of, for one compute capability."""
+    cubin, log = link(code, capability)
     found = re.search(rb"\x00\.text\.(\w+)\x00", cubin)
     if found is None:
         raise RuntimeError(f"the cubin has no kernel: {log}")
@@ -54,19 +70,8 @@ def compile_kernel(
     )
 
 
-def link(
-    function: Any,
-    signature: tuple[Any, ...],
-    capability: tuple[int, int],
-    threads: int,
-    resident: int,
-    ptx: bool = False,
-) -> tuple[bytes, str]:
+def link(code: bytes, capability: tuple[int, int], ptx: bool = False) -> tuple[bytes, str]:
     """A cubin, or PTX to read, and the compiler's log."""
-    code, _ = cuda.compile(
-        function, signature, device=False, abi="numba", cc=capability, output="ltoir",
-        launch_bounds=(threads, resident),
-    )  # fmt: skip
     # Not by cuda.core's linker, which has no right spelling of -fma=0.
     options = ["-arch=sm_{}{}".format(*capability), *OPTIONS, *(["-ptx"] if ptx else [])]
     handle = nvjitlink.create(len(options), options)

@@ -171,8 +171,8 @@ def make_norm(format, threads, vectors, centered=True, rows=1):
     def statistics(words, shared, thread, group, cols, eps):
         count = np.float64(max(cols, 1))
         inverse = 1.0 / count
-        high, low = mean_of(words, 0, vectors, shared, thread, group, cols, count, inverse)
-        rstd, _ = rstd_of(words, 0, vectors, shared, thread, group, cols, count, inverse, eps, high, low)
+        high, low = mean_of(words, 0, vectors, shared, thread, group, cols, count, inverse, 1.0)
+        rstd, _ = rstd_of(words, 0, vectors, shared, thread, group, cols, count, inverse, 1.0, eps, high, low)
         return high, low, rstd
 
     @device

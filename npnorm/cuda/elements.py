@@ -6,7 +6,7 @@ import numpy as np
 from numba import cuda
 
 from . import vectors
-from .table import CHUNK, SIZES
+from .table import CHUNK, HALVES, SIZES
 from .vectors import as_double, as_float, as_word, device, double_words, load2, store2, to_odd
 
 try:
@@ -15,8 +15,6 @@ except ImportError:
     from numba.core.types import float32, float64, uint32
 
 TYPES = {np.float32: float32, np.float64: float64}
-
-HALVES = ("float16", "bfloat16")
 
 LOW = {"float16": vectors.low_half, "bfloat16": vectors.low_bfloat}
 HIGH = {"float16": vectors.high_half, "bfloat16": vectors.high_bfloat}
@@ -39,6 +37,8 @@ class Elements(NamedTuple):
     """write(row, j, cols, numbers): the chunk at column j of a row = numbers, rounded once."""
     number: Any
     """number(words, at, i): element i of a chunk."""
+    scaled: Any
+    """scaled(words, at, numbers, scale): numbers = a chunk, times a power of two that is 1 for all but extreme rows."""
     put: Any
     """put(words, at, numbers): a chunk of words = numbers, rounded once."""
     rounded: Any
@@ -155,13 +155,23 @@ def make_elements(form, chunk, width, number):
         def rounded(value):
             return value
 
+    one = number(1.0)
+
+    @device
+    def scaled(words, at, numbers, scale):
+        for i in range(chunk):
+            numbers[i] = number_of(words, at, i)
+        if scale != one:  # a branch a chunk costs less than a product an element
+            for i in range(chunk):
+                numbers[i] = numbers[i] * scale
+
     @device
     def write(row, j, cols, numbers):
         words = cuda.local.array(count, uint32)
         put(words, 0, numbers)
         store(row, j, cols, words, 0)
 
-    return Elements(count, load, store, write, number_of, put, rounded)
+    return Elements(count, load, store, write, number_of, scaled, put, rounded)
 
 
 class Element(NamedTuple):

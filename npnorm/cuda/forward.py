@@ -1,23 +1,37 @@
 """The forward kernel: one body for every format, option and width of row."""
 
+import math
+
 import numpy as np
 from numba import cuda
 
 from .addresses import make_place, make_row_start
 from .elements import HALVES, TYPES, make_element, make_elements
-from .extreme import make_extreme
-from .rows import LIMIT, LIMIT_DOUBLE, exchange_size, is_ordinary, make_anyone
+from .rows import (
+    LARGEST_FACTOR,
+    LARGEST_FACTOR_DOUBLE,
+    LIMIT,
+    LIMIT_DOUBLE,
+    exchange_size,
+    exponent_of,
+    finite_factor,
+    is_ordinary,
+    make_anyone,
+    make_moderate,
+    power_of_two,
+)
 from .statistics import make_source, make_statistics
 from .table import SIZES
-from .vectors import device, fma
+from .vectors import device, fma, reciprocal_root
 
 try:
     from numba.cuda.types import float64, uint32
 except ImportError:
     from numba.core.types import float64, uint32
 
-AHEAD = 2
-"""Chunks a thread holds up to which weight and bias are read along with x, before the row is summed up."""
+AHEAD = 64
+"""Bytes of weight and bias that a thread reads along with x, before the row is summed up; if there are more, or
+statistics in float64 want the registers, it reads them chunk by chunk when it needs them."""
 
 
 def make_read(spec):
@@ -64,14 +78,14 @@ def make_read(spec):
 
 
 def make_write(spec, number):
-    """A function that writes y = x̂·weight + bias, x̂ = ((x - high) - low)·rstd, in the dtype `number`."""
+    """A function that writes y = x̂·weight + bias, x̂ = ((x·scale - high) - low)·rstd, in the dtype `number`."""
     plan, chunk = spec.plan, spec.chunk
     centered, rounding, offset = plan.centered, plan.rounding, spec.offset
     weighted, biased = plan.weight is not None, plan.bias is not None
     ahead = reads_ahead(spec)
     fetch = make_source(spec)
     x_elements = make_elements(plan.x, chunk, spec.width, number)
-    value, rounded = x_elements.number, x_elements.rounded
+    scaled, rounded = x_elements.scaled, x_elements.rounded
     weight_elements = make_elements(plan.weight, chunk, spec.width, number)
     bias_elements = make_elements(plan.bias, chunk, spec.width, number)
     weight_words, bias_words = weight_elements.words, bias_elements.words
@@ -82,7 +96,7 @@ def make_write(spec, number):
 
     @device
     def write(
-        words, weights, biases, row, weight, bias, y_row, steps, thread, limit, high, low, rstd, weight_offset
+        words, weights, biases, row, weight, bias, y_row, steps, thread, limit, scale, high, low, rstd, weight_offset
     ):  # fmt: skip
         first, second, factor = number(high), number(low), number(rstd)
         more = number(weight_offset)
@@ -97,8 +111,9 @@ def make_write(spec, number):
                     load_weight(weights, 0, weight, j, limit)
                 if biased and not ahead:
                     load_bias(biases, 0, bias, j, limit)
+                scaled(words, at, numbers, number(scale))
                 for i in range(chunk):
-                    d = value(words, at, i)
+                    d = numbers[i]
                     if centered:
                         d = (d - first) - second
                     d = d * factor
@@ -119,11 +134,13 @@ def make_write(spec, number):
 
 def reads_ahead(spec):
     """Whether weight and bias are read along with x, and stay in registers."""
-    return spec.mode == "registers" and spec.vectors <= AHEAD
+    size = sum(SIZES[form] for form in (spec.plan.weight, spec.plan.bias) if form)
+    fitting = spec.plan.rstd is None and spec.vectors * spec.chunk * size <= AHEAD
+    return spec.mode == "registers" and fitting
 
 
-def make_forward(spec, careful=True):
-    """The forward kernel of a spec. Without `careful`, rows of extreme size go wrong: to count instructions."""
+def make_forward(spec):
+    """The forward kernel of a spec."""
     plan, chunk, threads, together = spec.plan, spec.chunk, spec.threads, spec.rows
     registers, ahead = spec.mode == "registers", reads_ahead(spec)
     vectors = max(1, spec.vectors)
@@ -138,11 +155,10 @@ def make_forward(spec, careful=True):
     refining = not x_double and (plan.double or (plan.x in HALVES and plan.out == "float32"))
     refined = not x_double and (keep_rstd or refining)
     direct = written and not refining or x_double
-    limit_of_variance = LIMIT_DOUBLE if plan.double else LIMIT
-    find_place, row_start = make_place(spec.lead), make_row_start(spec.lead)
+    limit_of_variance, largest_factor = (LIMIT_DOUBLE, LARGEST_FACTOR_DOUBLE) if double else (LIMIT, LARGEST_FACTOR)
+    moderate = make_moderate(sums)
     read, write = make_read(spec), make_write(spec, number)
-    find_mean, find_rstd, refine = make_statistics(spec, sums)
-    extreme_statistics, write_extreme = make_extreme(spec)
+    find_mean, find_rstd, refine, find_largest = make_statistics(spec, sums)
     put_statistic = make_element("float64", np.float64).put
     anyone = make_anyone(threads, together)
     weight_elements = make_elements(plan.weight, chunk, spec.width, number)
@@ -151,6 +167,7 @@ def make_forward(spec, careful=True):
     weight_words, bias_words = weight_elements.words, bias_elements.words
     shared_size = exchange_size(threads, together)
     word_count, weight_count, bias_count = 4 * vectors, weight_words * held, bias_words * held
+    find_place, row_start = make_place(spec.lead), make_row_start(spec.lead)
     x_size, residual_size, y_size = (SIZES[form or "float32"] for form in (plan.x, plan.other, plan.out))
 
     def forward(
@@ -171,7 +188,6 @@ def make_forward(spec, careful=True):
         chunks = (cols + chunk - 1) // chunk
         many = (chunks - thread + threads - 1) // threads
         steps = vectors if registers else many
-        own = many * chunk
         base = np.int64(cuda.blockIdx.x) * together
         while base < rows:
             row = base + group
@@ -196,49 +212,45 @@ def make_forward(spec, careful=True):
                         if biased:
                             load_bias(biases, bias_words * k, bias, j, limit)
 
-            high, low = find_mean(words, total_row, steps, shared, thread, group, limit, count, inverse)
-            r, ordinary = 0.0, high - high == 0.0
-            if direct:
-                r, variance = find_rstd(
-                    words, total_row, steps, shared, thread, group, limit, count, inverse, eps, high, low
-                )  # fmt: skip
-                ordinary = is_ordinary(variance, limit_of_variance)
-            kept_mean, kept_rstd, kept = high, r, ordinary
-            if refined:
-                kept = high - high == 0.0
-                exact, rest, kept_rstd, variance = refine(
-                    words, total_row, steps, shared, thread, group, limit, count, inverse, eps, high
-                )  # fmt: skip
-                kept_mean = exact
-                if refining:
-                    high, low, r = exact, rest, kept_rstd
-                    if not double:
-                        low = (high - np.float64(np.float32(high))) + low
-                        ordinary = is_ordinary(variance, limit_of_variance)
-            scale = 1.0
-            extreme = active and not ordinary
-            if careful and anyone(extreme):
-                scale, far, rest, scaled_r = extreme_statistics(
-                    total_row, own, shared, thread, group, limit, count, inverse, eps
-                )  # fmt: skip
-                if extreme:
-                    high, low, r = far, rest, scaled_r
-                    if not kept:
-                        kept_mean, kept_rstd = far / scale, scaled_r * scale
+            scale, inverse_scale, first, again = 1.0, 1.0, True, True
+            high, low, r, variance, kept_mean, kept_rstd = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+            while again:
+                floor = eps * scale * scale
+                high, low = find_mean(words, total_row, steps, shared, thread, group, limit, count, inverse, scale)
+                ordinary = high - high == 0.0
+                if direct:
+                    r, variance = find_rstd(
+                        words, total_row, steps, shared, thread, group, limit, count, inverse, scale, floor, high, low
+                    )  # fmt: skip
+                    ordinary = is_ordinary(variance, limit_of_variance)
+                kept_mean, kept_rstd = high, r
+                if refined:
+                    kept_mean, rest, kept_rstd, variance = refine(
+                        words, total_row, steps, shared, thread, group, limit, count, inverse, scale, floor, high
+                    )  # fmt: skip
+                    if refining:
+                        high, low, r = kept_mean, rest, kept_rstd
+                        if not double:
+                            low = (high - np.float64(np.float32(high))) + low
+                            ordinary = is_ordinary(variance, limit_of_variance)
+                again = first and anyone(active and not ordinary)
+                first = False
+                if again:
+                    most = find_largest(words, total_row, steps, shared, thread, group, limit, count, inverse)
+                    if not ordinary:
+                        exponent = moderate(-exponent_of(max(most, math.sqrt(eps))))
+                        scale, inverse_scale = power_of_two(exponent), power_of_two(-exponent)
             if keep_rstd and active and thread == 0:
-                put_statistic(rstd, row, kept_rstd)
+                # The scaled eps of a constant row may vanish.
+                constant = variance == eps * scale * scale
+                put_statistic(rstd, row, reciprocal_root(eps) if constant else kept_rstd * scale)
                 if keep_mean:
-                    put_statistic(mean, row, kept_mean)
+                    put_statistic(mean, row, kept_mean * inverse_scale)
             if written:
-                if careful and extreme:
-                    write_extreme(
-                        total_row, y_row, weight, bias, own, thread, limit, scale, high, low, r, weight_offset
-                    )  # fmt: skip
-                else:
-                    write(
-                        words, weights, biases, total_row, weight, bias, y_row, steps, thread, limit,
-                        high, low, r, weight_offset,
-                    )  # fmt: skip
+                write(
+                    words, weights, biases, total_row, weight, bias, y_row, steps, thread, limit,
+                    scale, high, low, finite_factor(r, eps > 0.0, largest_factor), weight_offset,
+                )  # fmt: skip
             base += np.int64(cuda.gridDim.x) * together
 
     return forward

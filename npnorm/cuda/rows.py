@@ -5,10 +5,17 @@ from numba import cuda
 
 from .elements import TYPES, add_exactly, compensated
 from .table import WARP
-from .vectors import any_lane, device, fma, reciprocal_root, shuffle
+from .vectors import any_lane, as_double, device, double_words, fma, reciprocal_root, shuffle
 
 LIMIT, LIMIT_DOUBLE = 2.0**90, 2.0**900
-"""Rows whose var + eps lies between 1/limit and limit are ordinary: no square overflows or vanishes."""
+"""Rows whose var + eps lies between 1/limit and limit are ordinary: no square overflows or vanishes. The others, of
+extreme size, are done again, times a power of two that brings their largest element near 1."""
+
+LEAST_EXPONENT, MOST_EXPONENT, MOST_EXPONENT_DOUBLE = -126, 110, 1000
+"""Between the first two lies the exponent of that power of two; in float64, between minus the third and the third."""
+
+LARGEST_FACTOR, LARGEST_FACTOR_DOUBLE = 2.0**100, 2.0**500
+"""The rstd of a scaled row is less, or the row is constant: then its differences are 0, and must not meet infinity."""
 
 
 # Sums over the threads of a row
@@ -34,7 +41,7 @@ def pair(a, b, a_2, b_2):
 
 
 @device
-def largest(a, b, a_2, b_2):
+def larger(a, b, a_2, b_2):
     """The larger one; b is not used."""
     return max(a, a_2), b
 
@@ -79,26 +86,27 @@ def make_reduce(threads, rows, combine, finish=as_they_are):
 
     @device
     def reduce(a, b, shared, thread, group, count, inverse, eps):
-        begin = group * 2 * threads
-        result = 2 * threads * rows + 2 * group
-        shared[begin + thread] = a
+        # Indices without a sign: Numba looks whether the others are negative.
+        own = np.uint32(group * 2 * threads + thread)
+        result = np.uint32(2 * threads * rows + 2 * group)
+        shared[own] = a
         if second:
-            shared[begin + threads + thread] = b
+            shared[own + np.uint32(threads)] = b
         cuda.syncthreads()
         if thread < WARP:
             for warp in range(1, warps):
-                i = thread + WARP * warp
-                other, other_b = shared[begin + i], b
+                i = own + np.uint32(WARP * warp)
+                other, other_b = shared[i], b
                 if second:
-                    other_b = shared[begin + threads + i]
+                    other_b = shared[i + np.uint32(threads)]
                 a, b = combine(a, b, other, other_b)
             a, b = in_warp(a, b, WARP)
             a, b = finish(a, b, count, inverse, eps)
             if thread == 0:
                 shared[result] = a
-                shared[result + 1] = b
+                shared[result + np.uint32(1)] = b
         cuda.syncthreads()
-        return shared[result], shared[result + 1]
+        return shared[result], shared[result + np.uint32(1)]
 
     return reduce
 
@@ -161,17 +169,49 @@ def rstd_of_squares(squares, error, count, inverse, eps):
 
 
 @device
+def exponent_of(number):
+    """e of a float64 ±2^e·1.…; -1023 for zero and subnormal numbers, 1024 for infinity and NaN."""
+    _, high = double_words(number)
+    return np.int64((high >> np.uint32(20)) & np.uint32(0x7FF)) - 1023
+
+
+@device
+def power_of_two(exponent):
+    """2^exponent, a normal float64."""
+    return as_double(np.uint32(0), np.uint32((exponent + 1023) << 20))
+
+
+@device
+def finite_factor(rstd, finite, largest):
+    """The rstd of a scaled row; if it should be `finite`, one by which 0 can be multiplied."""
+    return largest if finite and rstd > largest else rstd
+
+
+@device
 def is_ordinary(variance, limit):
     """Whether squares neither overflow nor vanish. False for NaN."""
     return 1.0 / limit < variance and variance < limit
 
 
+def make_moderate(number):
+    """A function moderate(exponent) -> such that a number of that dtype times 2^exponent may stand between sums."""
+    least, most = LEAST_EXPONENT, MOST_EXPONENT
+    if number is np.float64:
+        least, most = -MOST_EXPONENT_DOUBLE, MOST_EXPONENT_DOUBLE
+
+    @device
+    def moderate(exponent):
+        return max(least, min(most, exponent))
+
+    return moderate
+
+
 def make_chunk_sums(chunk, number, plainly):
     """Functions that add up a chunk: to the pair (total, error), its elements, or the products of two chunks.
 
-    Elements are added exactly; `plainly` adds those of a chunk as they are, for numbers of half precision, where
-    next to
-    nothing is lost of 8 of them in float32.
+    Elements are added exactly; `plainly` adds those of a chunk as they are, for float16 and for gradients of half
+    precision, where next to nothing is lost of 8 of them in float32. bfloat16 reaches farther: where large numbers of
+    a row cancel each other, what is lost shows in those below 2^-15 of its deviation.
     """
     half, kind = chunk // 2, TYPES[number]
 

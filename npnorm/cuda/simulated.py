@@ -1,7 +1,8 @@
 """Twins of `vectors` for Numba's simulator: plain Python that checks every access.
 
 Addresses are those of NumPy arrays that are held in `MEMORY`; an access outside of them, or at an address that is no
-multiple of its size, is an error. What needs other lanes is given by whoever runs a kernel, in `lanes`.
+multiple of its size, is an error, and so is a second store at an address: which of two threads comes last is chance on
+a GPU. What needs other lanes is given by whoever runs a kernel, in `lanes`.
 """
 
 import math
@@ -11,6 +12,9 @@ import numpy as np
 
 MEMORY: dict[int, np.ndarray] = {}
 """Arrays of bytes that kernels may touch, by address."""
+
+WRITTEN: dict[int, np.ndarray] = {}
+"""Which of their bytes have been written; whoever runs a kernel clears it before."""
 
 lanes = None
 """An object with `shuffle(value, lanes)` and `any_lane(flag)`."""
@@ -23,13 +27,27 @@ def held(array):
     return flat.ctypes.data
 
 
-def _bytes(address, size):
+def _find(address, size):
     if address % size:
         raise AssertionError(f"an access of {size} bytes at {address:#x}")
     for start, memory in MEMORY.items():
         if start <= address and address + size <= start + memory.size:
-            return memory[address - start : address - start + size]
+            return start, slice(address - start, address - start + size)
     raise AssertionError(f"an access of {size} bytes outside of every array")
+
+
+def _bytes(address, size):
+    start, place = _find(address, size)
+    return MEMORY[start][place]
+
+
+def _bytes_once(address, size):
+    start, place = _find(address, size)
+    written = WRITTEN.setdefault(start, np.zeros(MEMORY[start].size, bool))
+    if written[place].any():
+        raise AssertionError(f"{size} bytes at {address:#x} are written twice")
+    written[place] = True
+    return MEMORY[start][place]
 
 
 def _make_load(size):
@@ -41,7 +59,7 @@ def _make_load(size):
 
 def _make_store(size):
     def store(address, words, at):
-        _bytes(address, size).view(np.uint32)[:] = words[at : at + size // 4]
+        _bytes_once(address, size).view(np.uint32)[:] = words[at : at + size // 4]
 
     return store
 
@@ -55,7 +73,11 @@ def load2(address):
 
 
 def store2(address, word):
-    _bytes(address, 2).view(np.uint16)[0] = int(word) & 0xFFFF
+    _bytes_once(address, 2).view(np.uint16)[0] = int(word) & 0xFFFF
+
+
+def prefetch(address):
+    _find(address, 1)
 
 
 def as_float(word):

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda
 
-from .elements import HALVES, TYPES, make_elements
+from .elements import TYPES, make_elements
 from .rows import (
+    larger,
     make_chunk_sums,
     make_reduce,
     mean_of_pair,
@@ -29,12 +30,15 @@ class Statistics(NamedTuple):
     nothing."""
 
     mean: Any
-    """mean(words, row, steps, shared, thread, group, limit, count, inverse): the mean as a pair."""
+    """mean(words, row, steps, shared, thread, group, limit, count, inverse, scale): the mean as a pair. These and those
+    below are of x·scale."""
     rstd: Any
-    """rstd(..., eps, high, low): 1/sqrt(var + eps) and var + eps."""
+    """rstd(..., scale, eps, high, low): 1/sqrt(var + eps) and var + eps."""
     refined: Any
-    """refined(..., eps, mean): high, low, rstd and var + eps in float64 all through, from a mean that is nearly
+    """refined(..., scale, eps, mean): high, low, rstd and var + eps in float64 all through, from a mean that is nearly
     right."""
+    largest: Any
+    """largest(words, row, steps, shared, thread, group, limit, count, inverse): the largest |x|."""
 
 
 def make_source(spec):
@@ -69,17 +73,18 @@ def make_statistics(spec, number):
     plan, chunk, threads, rows = spec.plan, spec.chunk, spec.threads, spec.rows
     centered, whole = plan.centered, spec.width == spec.chunk
     fetch = make_source(spec)
-    value = make_elements(plan.x, chunk, spec.width, number).number
+    scaled = make_elements(plan.x, chunk, spec.width, number).scaled
     exact_value = make_elements(plan.x, chunk, spec.width, np.float64).number
-    add_elements, add_products = make_chunk_sums(chunk, number, plan.x in HALVES and number is np.float32)
+    add_elements, add_products = make_chunk_sums(chunk, number, plan.x == "float16" and number is np.float32)
     double = number is np.float64
     reduce_mean = make_reduce(threads, rows, pair if double else one, mean_of_pair if double else mean_of_sum)
     reduce_rstd = make_reduce(threads, rows, one, rstd_of_squares)
     reduce_two = make_reduce(threads, rows, two)
-    kind, zero = TYPES[number], number(0.0)
+    reduce_largest = make_reduce(threads, rows, larger)
+    kind, zero, one_number = TYPES[number], number(0.0), number(1.0)
 
     @device
-    def mean(words, row, steps, shared, thread, group, limit, count, inverse):
+    def mean(words, row, steps, shared, thread, group, limit, count, inverse, scale):
         if not centered:
             return 0.0, 0.0
         values = cuda.local.array(chunk, kind)
@@ -87,8 +92,7 @@ def make_statistics(spec, number):
         for k in range(steps):
             at, j = fetch(words, row, k, thread, limit)
             if j < limit:
-                for i in range(chunk):
-                    values[i] = value(words, at, i)
+                scaled(words, at, values, number(scale))
                 total, error = add_elements(total, error, values)
         if double:
             return reduce_mean(np.float64(total), np.float64(error), shared, thread, group, count, inverse, 0.0)
@@ -99,15 +103,16 @@ def make_statistics(spec, number):
         return high, high - np.float64(np.float32(high))
 
     @device
-    def rstd(words, row, steps, shared, thread, group, limit, count, inverse, eps, high, low):
+    def rstd(words, row, steps, shared, thread, group, limit, count, inverse, scale, eps, high, low):
         values = cuda.local.array(chunk, kind)
         first, second = number(high), number(low)
         squares, error = zero, zero
         for k in range(steps):
             at, j = fetch(words, row, k, thread, limit)
             if j < limit:
+                scaled(words, at, values, number(scale))
                 for i in range(chunk):
-                    d = value(words, at, i)
+                    d = values[i]
                     if centered:
                         d = (d - first) - second
                     if not whole and j + i >= limit:
@@ -118,13 +123,13 @@ def make_statistics(spec, number):
         return reduce_rstd(exact, 0.0, shared, thread, group, count, inverse, eps)
 
     @device
-    def refined(words, row, steps, shared, thread, group, limit, count, inverse, eps, mean):
+    def refined(words, row, steps, shared, thread, group, limit, count, inverse, scale, eps, mean):
         total, squares = 0.0, 0.0
         for k in range(steps):
             at, j = fetch(words, row, k, thread, limit)
             if j < limit:
                 for i in range(chunk):
-                    d = exact_value(words, at, i)
+                    d = exact_value(words, at, i) * scale
                     if centered:
                         d = d - mean
                     if not whole and j + i >= limit:
@@ -141,4 +146,17 @@ def make_statistics(spec, number):
         variance = fma(-total, more, squares) * inverse + eps
         return high, (mean - high) + more, reciprocal_root(variance), variance
 
-    return Statistics(mean, rstd, refined)
+    @device
+    def largest(words, row, steps, shared, thread, group, limit, count, inverse):
+        values = cuda.local.array(chunk, kind)
+        most = zero
+        for k in range(steps):
+            at, j = fetch(words, row, k, thread, limit)
+            if j < limit:
+                scaled(words, at, values, one_number)
+                for i in range(chunk):
+                    most = max(most, abs(values[i]))
+        most, _ = reduce_largest(np.float64(most), 0.0, shared, thread, group, count, inverse, 0.0)
+        return most
+
+    return Statistics(mean, rstd, refined, largest)

@@ -1,12 +1,25 @@
 """What the gradient of a row needs to know: the sums of g and of g·x̂, in a kernel of its own for very wide rows."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import cuda
 
 from .addresses import make_place, make_row_start
-from .elements import TYPES, add_exactly, compensated, make_element, make_elements
-from .extreme import make_places
-from .rows import exchange_size, make_anyone, make_chunk_sums, make_reduce, two
+from .elements import TYPES, add_exactly, make_element, make_elements
+from .rows import (
+    LARGEST_FACTOR,
+    LARGEST_FACTOR_DOUBLE,
+    exchange_size,
+    exponent_of,
+    finite_factor,
+    make_anyone,
+    make_chunk_sums,
+    make_moderate,
+    make_reduce,
+    power_of_two,
+    two,
+)
 from .table import SIZES
 from .vectors import device
 
@@ -16,26 +29,29 @@ except ImportError:
     from numba.core.types import float64, uint32
 
 LIMIT, LIMIT_DOUBLE = 2.0**60, 2.0**480
-"""Rows whose rstd lies between 1/limit and limit, with sums of g and g·x̂ below the limit, are ordinary."""
+"""Rows whose rstd lies between 1/limit and limit are ordinary. The others, of extreme size, are scaled."""
+
+LARGEST_MEAN, LARGEST_MEAN_DOUBLE = 2.0**100, 2.0**900
+"""Rows whose mean(g) and mean(g·x̂) are smaller are ordinary. Those of the others are found again, with g scaled."""
+
+FARTHEST = 100
+"""The largest exponent of a scaled mean, and of the rstd that goes with it unless the row is constant."""
 
 TRUSTED = 2.0**-40
 """How far a mean that is given may be from the row's for rounding to be the reason."""
 
 
-@device
-def is_ordinary(rstd, mean_g, mean_gx, limit):
-    """Whether nothing of a row comes near the limits of its dtype. False for NaN."""
-    return 1.0 / limit < rstd and rstd < limit and abs(mean_g) < limit and abs(mean_gx) < limit
+class Row(NamedTuple):
+    """What turns x of a row into x̂ = ((x·scale - high) - low)·factor, and dy into g = (dy·shrink)·(weight·shrink), in
+    the dtype of the arithmetic. Both scales are powers of two, and 1 for ordinary rows."""
 
-
-@device
-def shrinking(rstd):
-    """A scale with which no difference of two of a row's largest numbers overflows, nor the smallest vanish."""
-    return 0.25 if rstd < 1.0 else 1.0
-
-
-def limit_of(plan):
-    return LIMIT_DOUBLE if plan.double else LIMIT
+    scale: float
+    high: float
+    low: float
+    factor: float
+    shrink: float
+    offset: float
+    """What is added to the weight."""
 
 
 def number_of(plan):
@@ -43,34 +59,95 @@ def number_of(plan):
     return np.float64 if plan.double else np.float32
 
 
-def make_gather(spec, careful=True):
-    """A function that finds the low part of the mean, mean(g) and mean(g·x̂) of an ordinary row, and of an extreme
-    one in float64.
+def make_scaling(plan):
+    """A function scaling(mean, rstd, weight_offset) -> the `Row` before its gradient is looked at, and back: rstd is
+    row.factor·back.
 
-    gather(words, dy_words, weights, x_row, dy_row, weight, steps, own, shared, thread, group, active, cols,
-    inverse, mean,
-    rstd, weight_offset) -> low, mean_g, mean_gx, whether the row is ordinary.
+    row.scale and back are powers of two, 1 for ordinary rows, and else the same but for constant rows.
+    """
+    number = number_of(plan)
+    limit, largest = (LIMIT_DOUBLE, LARGEST_FACTOR_DOUBLE) if plan.double else (LIMIT, LARGEST_FACTOR)
+    moderate = make_moderate(number)
+
+    @device
+    def scaling(mean, rstd, weight_offset):
+        scale, factor, back = 1.0, rstd, 1.0
+        if not (1.0 / limit < rstd and rstd < limit):
+            exponent = exponent_of(rstd)
+            small = moderate(min(exponent, FARTHEST - exponent_of(mean)))
+            large = moderate(max(small, exponent - FARTHEST))
+            scale, back = power_of_two(small), power_of_two(large)
+            factor = finite_factor(rstd * power_of_two(-large), rstd < np.inf, largest)
+        # At once in the dtype of the arithmetic: float64 would take twice the registers all along.
+        high = number(mean * scale)
+        low = number(mean * scale - np.float64(high))
+        return Row(number(scale), high, low, number(factor), number(1.0), number(weight_offset)), number(back)
+
+    return scaling
+
+
+def make_terms(spec):
+    """Functions for a chunk: normalize(words, at, normals, row), normals = x̂, and multiply(dy_words, at, weights,
+    gradients, row), gradients = g."""
+    plan, chunk = spec.plan, spec.chunk
+    centered, offset, weighted = plan.centered, spec.offset, plan.weight is not None
+    number = number_of(plan)
+    x_elements, dy_elements, weight_elements = (
+        make_elements(form, chunk, spec.width, number) for form in (plan.x, plan.other, plan.weight)
+    )
+    scaled, dy_scaled, weight_of = x_elements.scaled, dy_elements.scaled, weight_elements.number
+
+    @device
+    def normalize(words, at, normals, row):
+        scaled(words, at, normals, row.scale)
+        for i in range(chunk):
+            d = normals[i]
+            if centered:
+                d = (d - row.high) - row.low
+            normals[i] = d * row.factor
+
+    @device
+    def multiply(dy_words, at, weights, gradients, row):
+        dy_scaled(dy_words, at, gradients, row.shrink)
+        for i in range(chunk):
+            factor = row.shrink  # not under the branch in `scaled`: both ways at once would take registers
+            if weighted:
+                w = weight_of(weights, 0, i)
+                if offset:
+                    w = w + row.offset
+                factor = w * row.shrink
+            gradients[i] = gradients[i] * factor
+
+    return normalize, multiply
+
+
+def make_gather(spec):
+    """A function that finds what the gradient of a row needs besides the row.
+
+    gather(words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, group, active, limit, count, inverse,
+    row) -> the row with `low` and `shrink`, mean(g) and mean(g·x̂).
     """
     plan, chunk, threads, rows = spec.plan, spec.chunk, spec.threads, spec.rows
-    centered, double, offset, weighted = plan.centered, plan.double, spec.offset, plan.weight is not None
+    centered, double, weighted = plan.centered, plan.double, plan.weight is not None
     whole, registers = spec.width == chunk, spec.mode == "registers"
     number = number_of(plan)
-    kind, zero, limit_here = TYPES[number], number(0.0), limit_of(plan)
+    kind, zero, one = TYPES[number], number(0.0), number(1.0)
+    largest_mean = number(LARGEST_MEAN_DOUBLE if double else LARGEST_MEAN)
     x_elements, dy_elements, weight_elements = (
         make_elements(form, chunk, spec.width, number) for form in (plan.x, plan.other, plan.weight)
     )
     load_x, load_dy, load_weight = x_elements.load, dy_elements.load, weight_elements.load
-    x_of, dy_of, weight_of = x_elements.number, dy_elements.number, weight_elements.number
-    dy_count = dy_elements.words
-    get_x, get_dy, get_weight = (make_element(form, np.float64).get for form in (plan.x, plan.other, plan.weight))
+    scaled, dy_count = x_elements.scaled, dy_elements.words
+    normalize, multiply = make_terms(spec)
     add_elements, add_products = make_chunk_sums(chunk, number, True)
     reduce_two = make_reduce(threads, rows, two)
     anyone = make_anyone(threads, rows)
-    place = make_places(spec)
+    moderate = make_moderate(number)
 
     @device
-    def find_low(words, x_row, steps, shared, thread, group, limit, count, inverse, mean, rstd):
+    def find_low(words, x_row, steps, shared, thread, group, limit, count, inverse, row):
         """What rounding the given mean to float64 has lost; 0 if the mean is not the row's."""
+        values = cuda.local.array(chunk, kind)
         total, error = zero, zero
         for k in range(steps):
             j = (k * threads + thread) * chunk
@@ -78,20 +155,18 @@ def make_gather(spec, careful=True):
                 at = 4 * k if registers else 0
                 if not registers:
                     load_x(words, 0, x_row, j, limit)
+                scaled(words, at, values, row.scale)
                 for i in range(chunk):
                     if whole or j + i < limit:
-                        total, error = add_exactly(total, error, x_of(words, at, i) - number(mean))
+                        total, error = add_exactly(total, error, values[i] - row.high)
         low, _ = reduce_two(np.float64(total) + np.float64(error), 0.0, shared, thread, group, count, inverse, 0.0)
         low = low * inverse
-        return low if abs(low) <= TRUSTED * (abs(mean) + 1.0 / rstd) else 0.0
+        return low if abs(low) <= TRUSTED * (abs(row.high) + 1.0 / row.factor) else 0.0
 
     @device
-    def ordinary_sums(
-        words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, group, limit, count, inverse,
-        high, low, rstd, weight_offset,
-    ):  # fmt: skip
-        first, second, factor = number(high), number(low), number(rstd)
-        more = number(weight_offset)
+    def find_means(
+        words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, group, limit, count, inverse, row
+    ):
         values = cuda.local.array(chunk, kind)
         normals = cuda.local.array(chunk, kind)
         total, error, product, product_error = zero, zero, zero, zero
@@ -106,18 +181,8 @@ def make_gather(spec, careful=True):
                     load_dy(dy_words, 0, dy_row, j, limit)
                 if weighted:
                     load_weight(weights, 0, weight, j, limit)
-                for i in range(chunk):
-                    g = dy_of(dy_words, dy_at, i)
-                    if weighted:
-                        w = weight_of(weights, 0, i)
-                        if offset:
-                            w = w + more
-                        g = g * w
-                    d = x_of(words, at, i)
-                    if centered:
-                        d = (d - first) - second
-                    values[i] = g
-                    normals[i] = d * factor
+                normalize(words, at, normals, row)
+                multiply(dy_words, dy_at, weights, values, row)
                 if centered:
                     total, error = add_elements(total, error, values)
                 product, product_error = add_products(product, product_error, values, normals)
@@ -125,88 +190,53 @@ def make_gather(spec, careful=True):
             np.float64(total) + np.float64(error), np.float64(product) + np.float64(product_error),
             shared, thread, group, count, inverse, 0.0,
         )  # fmt: skip
-        return a * inverse, b * inverse
-
-    @device
-    def extreme_sums(
-        x_row, dy_row, weight, own, shared, thread, group, limit, count, inverse, high, low, rstd, weight_offset
-    ):
-        total, error, product, product_error = 0.0, 0.0, 0.0, 0.0
-        shrink = shrinking(rstd)
-        for i in range(own):
-            j = place(i, thread)
-            if j < limit:
-                g = get_dy(dy_row, j)
-                if weighted:
-                    w = get_weight(weight, j)
-                    if offset:
-                        w = np.float64(number(w) + number(weight_offset))
-                    g = g * w
-                total, error = add_exactly(total, error, g)
-                normal = ((get_x(x_row, j) * shrink - high * shrink) - low * shrink) * (rstd / shrink)
-                product, product_error = add_exactly(product, product_error, g * normal)
-        a, b = reduce_two(
-            compensated(total, error), compensated(product, product_error), shared, thread, group, count, inverse, 0.0
-        )
-        if not centered:
-            a = 0.0
-        return a * inverse, b * inverse
+        return number(a * inverse), number(b * inverse)
 
     @device
     def gather(
-        words, dy_words, weights, x_row, dy_row, weight, steps, own, shared, thread, group, active, limit, count,
-        inverse, mean, rstd, weight_offset,
+        words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, group, active, limit, count, inverse,
+        row,
     ):  # fmt: skip
-        low = 0.0
-        if centered:
-            if double:
-                low = find_low(words, x_row, steps, shared, thread, group, limit, count, inverse, mean, rstd)
-            else:
-                low = mean - np.float64(np.float32(mean))
-        mean_g, mean_gx = ordinary_sums(
-            words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, group, limit, count, inverse,
-            mean, low, rstd, weight_offset,
-        )  # fmt: skip
-        ordinary = is_ordinary(rstd, mean_g, mean_gx, limit_here)
-        extreme = active and not ordinary
-        if careful and anyone(extreme):
-            rest = low if double else 0.0
-            far_g, far_gx = extreme_sums(
-                x_row, dy_row, weight, own, shared, thread, group, limit, count, inverse, mean, rest, rstd,
-                weight_offset,
+        low, shrink = row.low, one
+        if centered and double:
+            low = find_low(words, x_row, steps, shared, thread, group, limit, count, inverse, row)
+        mean_g, mean_gx, again = zero, zero, True
+        while again:
+            row = Row(row.scale, row.high, low, row.factor, shrink, row.offset)
+            mean_g, mean_gx = find_means(
+                words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, group, limit, count, inverse,
+                row,
             )  # fmt: skip
-            if extreme:
-                low, mean_g, mean_gx = rest, far_g, far_gx
-            if registers:  # anew, so that they need no registers meanwhile
-                for k in range(steps):
-                    j = (k * threads + thread) * chunk
-                    if j < limit:
-                        load_x(words, 4 * k, x_row, j, limit)
-                        load_dy(dy_words, dy_count * k, dy_row, j, limit)
-        return low, mean_g, mean_gx, ordinary
+            ordinary = abs(mean_g) < largest_mean and abs(mean_gx) < largest_mean
+            extreme = active and not ordinary and shrink == one
+            again = anyone(extreme)
+            if extreme:  # g·rstd, which dx can hold, is a guide to what g may be
+                exponent = moderate(exponent_of(np.float64(row.factor)) + exponent_of(np.float64(row.scale)))
+                shrink = number(power_of_two((min(0, exponent) - 8) >> 1))
+        return row, mean_g, mean_gx
 
     return gather
 
 
-def make_sums(spec, careful=True):
+def make_sums(spec):
     """The kernel that finds what the gradients of very wide rows need."""
     plan, chunk, threads, together = spec.plan, spec.chunk, spec.threads, spec.rows
     centered = plan.centered
     number = number_of(plan)
-    gather = make_gather(spec, careful)
-    find_place, row_start = make_place(spec.lead), make_row_start(spec.lead)
+    gather, scaling = make_gather(spec), make_scaling(plan)
     element = make_element("float64", np.float64)
     statistic, put = element.get, element.put
     dy_count = make_elements(plan.other, chunk, spec.width, number).words
     weight_count = make_elements(plan.weight, chunk, spec.width, number).words
     shared_size = exchange_size(threads, together)
+    find_place, row_start = make_place(spec.lead), make_row_start(spec.lead)
     x_size, dy_size = SIZES[plan.x], SIZES[plan.other]
 
     def sums_of_rows(
         dy, x, weight, mean, rstd, dresidual, dx, sums, dweight_partials, dbias_partials, rows, cols, lengths,
         dy_strides, x_strides, dresidual_strides, dx_strides, eps, weight_offset,
     ):  # fmt: skip
-        """The low part of the mean, mean(g), mean(g·x̂), and 1 if the row is ordinary, for each row."""
+        """`low`, mean(g), mean(g·x̂) and `shrink` of each row."""
         words = cuda.local.array(4, uint32)
         dy_words = cuda.local.array(dy_count, uint32)
         weights = cuda.local.array(weight_count, uint32)
@@ -224,15 +254,16 @@ def make_sums(spec, careful=True):
             high, r = 0.0, statistic(rstd, row)
             if centered:
                 high = statistic(mean, row)
-            low, mean_g, mean_gx, ordinary = gather(
-                words, dy_words, weights, x_row, dy_row, weight, steps, steps * chunk, shared, thread, 0, True, cols,
-                count, inverse, high, r, weight_offset,
+            known, _ = scaling(high, r, weight_offset)
+            known, mean_g, mean_gx = gather(
+                words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, 0, True, cols, count, inverse,
+                known,
             )  # fmt: skip
             if thread == 0:
-                put(sums, 4 * row, low)
-                put(sums, 4 * row + 1, mean_g)
-                put(sums, 4 * row + 2, mean_gx)
-                put(sums, 4 * row + 3, 1.0 if ordinary else 0.0)
+                put(sums, 4 * row, np.float64(known.low))
+                put(sums, 4 * row + 1, np.float64(mean_g))
+                put(sums, 4 * row + 2, np.float64(mean_gx))
+                put(sums, 4 * row + 3, np.float64(known.shrink))
             row += np.int64(cuda.gridDim.x)
 
     return sums_of_rows

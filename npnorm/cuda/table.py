@@ -12,19 +12,26 @@ from .._plan import Plan
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """Bytes of an element, by format."""
 
+HALVES = ("float16", "bfloat16")
+
 CHUNK = 16
 """Bytes of a chunk of x: the widest access of a thread."""
 
 WARP = 32
 MOST_THREADS = 1024
-RESIDENT = 1024
-"""Threads a multiprocessor should hold at once: half of what it can, with 64 registers each."""
+RESIDENT, RESIDENT_BACKWARD = 1024, 512
+"""Threads a multiprocessor should hold at once: with 64 registers each, or 128 (also forward in float64). What keeps
+memory busy is bytes on their way, and half as many threads with twice as many elements ask for as many."""
 
 FORWARD_BLOCK = 128
 """Threads of a forward block of rows that take a warp or less."""
 
-BACKWARD_BLOCK = 512
-"""Threads of a backward block of narrow rows: few blocks mean few partial sums."""
+BACKWARD_BLOCK = 256
+"""Threads of a backward block of rows that take as many or less: two such blocks share a multiprocessor."""
+
+SUMS = 32
+"""Registers of a backward thread for sums of dweight and dbias, if it also holds its part of the row; else twice as
+many."""
 
 SHARED = 96 * 1024
 """The most bytes of a row in shared memory: what a multiprocessor with the least (8.6, 8.9, 12.0) can give, about."""
@@ -63,7 +70,8 @@ class Spec(NamedTuple):
     vectors: int
     """Chunks of a row that a thread holds; 0 if it has as many as the row needs."""
     mode: str
-    """Where the row stays between passes: in "registers", "shared" memory, or nowhere ("looped")."""
+    """Where the row stays between passes: in "registers", "shared" memory, or nowhere ("looped"); of a backward kernel,
+    nowhere but in the device's second cache, its sums being in registers ("cached")."""
     lead: int = 1
     """Lead axes whose lengths and strides the kernel takes. Rows have the same bits along any number of them."""
 
@@ -79,8 +87,9 @@ class Spec(NamedTuple):
 
     @property
     def resident(self) -> int:
-        """Blocks that shall fit on a multiprocessor; half as many in float64."""
-        return max(1, (RESIDENT // 2 if self.plan.double else RESIDENT) // self.block)
+        """Blocks that shall fit on a multiprocessor."""
+        few = self.plan.double or self.kind in ("backward", "sums")
+        return max(1, (_resident_backward(self.plan) if few else RESIDENT) // self.block)
 
 
 class Launch(NamedTuple):
@@ -138,16 +147,17 @@ def backward_launches(
     plan: Plan, rows: int, cols: int, width: int, offset: bool = False, lead: int = 1
 ) -> tuple[Launch, ...]:
     """The launches of a backward call, in order, all with the same arguments."""
-    threads, vectors = _backward_shape(plan, cols)
+    threads, vectors, mode = _backward_shape(plan, cols)
     count = partials(plan, rows, cols)
-    if vectors:
-        spec = Spec("backward", plan, offset, width, threads, _together(threads), vectors, "registers", lead)
+    if mode != "looped":
+        spec = Spec("backward", plan, offset, width, threads, _together(threads), vectors, mode, lead)
         return (_launch(spec, count, 1, _exchange_bytes(spec)),)
     chunks = -(-cols // (CHUNK // SIZES[plan.x]))
     bare = plan._replace(out=None, dweight=None, dbias=None, dresidual=None)
-    sums = Spec("sums", bare, offset, width, min(MOST_THREADS, forward_threads(chunks)), 1, 0, "looped", lead)
-    apply = Spec("backward", plan, offset, width, TILE, 1, 1, "looped", lead)
-    return _launch(sums, rows, 1, 0), _launch(apply, -(-chunks // TILE), count, 0)
+    most = min(_resident_backward(plan), forward_threads(chunks))
+    sums = Spec("sums", bare, offset, width, most, 1, 0, "looped", lead)
+    apply = Spec("backward", plan, offset, width, threads, 1, vectors, mode, lead)
+    return _launch(sums, rows, 1, 0), _launch(apply, -(-chunks // threads), count, 0)
 
 
 def total_launch(plan: Plan, gradient_format: str, partials: int, cols: int) -> Launch:
@@ -159,8 +169,8 @@ def total_launch(plan: Plan, gradient_format: str, partials: int, cols: int) -> 
 
 def partials(plan: Plan, rows: int, cols: int) -> int:
     """How many partial sums of dweight and dbias there are: from (rows, cols) and formats alone."""
-    threads, vectors = _backward_shape(plan, cols)
-    together = _together(threads) if vectors else 1
+    threads, _, mode = _backward_shape(plan, cols)
+    together = 1 if mode == "looped" else _together(threads)
     return max(1, min(PARTIALS, -(-rows // (ROWS_A_PARTIAL * together))))
 
 
@@ -168,7 +178,7 @@ def workspace(plan: Plan, rows: int, cols: int) -> Workspace:
     """The scratch memory of a backward call."""
     given = plan.rstd is not None and (plan.mean is not None or not plan.centered)
     statistics = None if given else 8 * rows
-    looped = not _backward_shape(plan, cols)[1]
+    looped = _backward_shape(plan, cols)[2] == "looped"
     partial = partials(plan, rows, cols) * cols * (8 if plan.double else 4)
     sizes = (
         statistics if plan.centered else None,
@@ -191,22 +201,29 @@ def workspace_bytes(plan: Plan, rows: int, cols: int) -> int:
     return workspace(plan, rows, cols).size
 
 
-def _backward_shape(plan: Plan, cols: int) -> tuple[int, int]:
-    """Threads a row of a backward call and the chunks that each holds; no chunks if the kernel is looped.
+def _backward_shape(plan: Plan, cols: int) -> tuple[int, int, str]:
+    """Threads a row of a backward call, the chunks of which each has the sums, and the mode.
 
-    Sums of dweight and dbias take 4 registers for each element a thread holds (8 in float64): 8 elements (4) fit into
-    64 registers. x of half precision with gradients in float64 has 8 elements a chunk, and fewer threads.
+    The two sums of an element take a register each if all is of half precision, else two, and twice as many in float64.
     """
     size = CHUNK // SIZES[plan.x]
     chunks = -(-cols // size)
-    most = max(1, (4 if plan.double else 8) // size)
-    threads = _power_of_two(-(-chunks // most))
+    halves = {plan.x, plan.weight, plan.dweight, plan.dbias} <= {*HALVES, None}
+    sums = 8 if plan.double else 2 if halves else 4
+    vectors, mode, most = SUMS // (sums * size), "registers", _resident_backward(plan)
+    if chunks > most * vectors:
+        vectors, mode = -(-chunks // most), "cached"
+    if vectors * sums * size > 2 * SUMS:
+        return TILE, 1, "looped"
+    threads = _power_of_two(-(-chunks // vectors))
     if threads > WARP:
-        threads = WARP * -(-chunks // (WARP * most))
-    limit = MOST_THREADS if not plan.double else 256 if size == 8 else 512
-    if threads > limit:
-        return 0, 0
-    return threads, -(-chunks // threads)
+        threads = WARP * -(-chunks // (WARP * vectors))
+    return threads, -(-chunks // threads), mode
+
+
+def _resident_backward(plan: Plan) -> int:
+    """Threads with 128 registers each; 4 or 8 numbers a chunk, in float64, take twice as many."""
+    return RESIDENT_BACKWARD // 2 if plan.double and plan.x != "float64" else RESIDENT_BACKWARD
 
 
 def _together(threads: int) -> int:

@@ -40,6 +40,7 @@ if SIMULATED:
         load16,
         low_bfloat,
         low_half,
+        prefetch,
         reciprocal_root,
         shuffle,
         store2,
@@ -127,6 +128,17 @@ else:
             return context.get_dummy_value()
 
         return types.none(types.int64, types.uint32), codegen
+
+    @intrinsic
+    def prefetch(typingctx, address):
+        """Ask for what stands at a global address, from memory to the second cache; no register waits for it."""
+
+        def codegen(context, builder, signature, args):
+            kind = ir.FunctionType(ir.VoidType(), [_I64])
+            builder.asm(kind, "prefetch.global.L2 [$0];", "l", [args[0]], True)
+            return context.get_dummy_value()
+
+        return types.none(types.int64), codegen
 
     # Words and numbers
 

@@ -214,6 +214,7 @@ def install():
 
 def run(function, launch, arguments):
     """Run a kernel, block after block."""
+    simulated.WRITTEN.clear()
     for y in range(launch.grid[1]):
         for x in range(launch.grid[0]):
             Block(function, arguments, (x, y), launch.grid, launch.block[0], launch.shared_bytes, None).simulate()

@@ -133,7 +133,7 @@ def spec_of(kind, plan, shape, cols, offset):
     chunk = 16 // table.SIZES[plan.x]
     chunks = -(-cols // chunk)
     vectors = max(1, -(-chunks // shape.threads))
-    if shape.mode != "registers":
+    if shape.mode in ("shared", "looped"):
         vectors = 1 if kind == "backward" else 0
     width, lead = shape.width or chunk, lead_of(shape.layout)
     return table.Spec(kind, plan, offset, width, shape.threads, shape.rows, vectors, shape.mode, lead)
@@ -207,7 +207,7 @@ def backward(
             eps=eps,
             stats=True,
             written=False,
-            shape=shape._replace(rows=max(1, 32 // shape.threads)),
+            shape=shape._replace(rows=max(1, 32 // shape.threads), mode="registers"),
         )
     simulated.MEMORY.clear()
     parameter = np.dtype(gradient or (x if weight is None else weight).dtype)

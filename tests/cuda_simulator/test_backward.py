@@ -54,7 +54,7 @@ def test_options(norm, dtype, option):
 @norms
 @dtypes
 def test_very_wide_rows(norm, dtype):
-    """Row sums first, then tiles of columns; dx with the bits that rows in registers have."""
+    """Row sums first, then tiles of columns, or rows read twice; dx with the bits that rows in registers have."""
     for cols in (9 * chunk(dtype), 9 * chunk(dtype) + 1):
         width = 1 if cols % chunk(dtype) else None
         dy, x, options = inputs(dtype, cols, weight=True, dresidual=True)
@@ -62,9 +62,10 @@ def test_very_wide_rows(norm, dtype):
             x[2] = x[2] * 1e25  # an extreme row
         found = backward(dy, x, centered=norm.centered, **options, shape=Shape(4, 1, "looped", width, "lead"))
         check(norm, found, dy, x, **options)
-        held = backward(dy, x, centered=norm.centered, **options, shape=Shape(4, 1, "registers", width, "lead"))
-        for one, other in zip(found, held, strict=True):
-            assert_same_bits(one, other)
+        for mode in ("registers", "cached"):
+            held = backward(dy, x, centered=norm.centered, **options, shape=Shape(4, 1, mode, width, "lead"))
+            for one, other in zip(found, held, strict=True):
+                assert_same_bits(one, other, mode)
 
 
 @norms

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from bounds import SMALLEST, assert_same_bits, check_forward, check_statistics
 from support import Shape, forward
-from table import DTYPES, NORMS, random
+from table import DTYPES, LAYER_NORM, NORMS, random
 from test_adversarial import KINDS, rows_of
 
 from npnorm._results import LayerNormResult, RMSNormResult
@@ -132,6 +132,13 @@ def test_adversarial_rows(norm, dtype):
             shape = Shape(8 if width else 4, 4 if width else 2, width=width, blocks=7)
             y = forward(x, weight, bias, centered=norm.centered, eps=eps, shape=shape)[0]
             check_forward(norm, y, x, weight, bias, eps=eps)
+
+
+@dtypes
+def test_large_numbers_cancel(dtype):
+    """What their sum loses must not show in small numbers beside them."""
+    x = rows_of("large numbers that cancel each other", (4, 8 * chunk(dtype)), dtype)
+    check_forward(LAYER_NORM, forward(x, centered=True, shape=Shape(4))[0], x, eps=1e-5)
 
 
 @norms
