@@ -219,7 +219,12 @@ def add_leaf(
             second, dy, x, dy_2, x_2, weight, dweight, dweight_errors, dbias, dbias_errors, j + count, many, many_2,
             double,
         )  # fmt: skip
-    for j in range(whole, x.size):
+    even = x.size - x.size % count
+    for j in range(whole, even, count):
+        first = add_terms(
+            first, dy, x, dy_2, x_2, weight, dweight, dweight_errors, dbias, dbias_errors, j, many, many_2, double
+        )  # fmt: skip
+    for j in range(even, x.size):
         rest = add_terms(
             rest, dy, x, dy_2, x_2, weight, dweight, dweight_errors, dbias, dbias_errors, j, statistics, statistics_2,
             double,

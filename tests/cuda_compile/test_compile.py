@@ -1,0 +1,200 @@
+"""What the compiler makes of the kernels of the launch table, for four generations of GPUs. No GPU is needed."""
+
+import functools
+import importlib.util
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from npnorm._plan import Plan
+
+pytest.importorskip("cuda.bindings", reason="needs the extra cu13")
+pytest.importorskip("numba_cuda", reason="needs the extra cu13")
+
+from npnorm.cuda import table  # noqa: E402
+from npnorm.cuda.compile import assemble, link, lower  # noqa: E402
+from npnorm.cuda.kernels import make_kernel  # noqa: E402
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "cuda_gated_norm.py"
+CAPABILITIES = [(8, 0), (9, 0), (10, 0), (12, 0)]
+
+SCALAR_DOUBLES = {"forward": 120, "backward": 120, "sums": 60, "total": 0}
+"""The most float64 instructions of a float32 or half-precision kernel in PTX: sums over threads, mean and rstd,
+each once a row."""
+
+
+def forward_plan(x, centered=True, parameter=None, out=None, residual=None, statistics=False):
+    parameter = parameter or x
+    return Plan(
+        False, centered, "float64" in (x, out), False, x, residual, parameter, parameter if centered else None, out
+        or x,
+        "float64" if statistics and centered else None, "float64" if statistics else None,
+    )  # fmt: skip
+
+
+def backward_plan(x, centered=True, parameter=None, dresidual=None):
+    parameter = parameter or x
+    return Plan(
+        True, centered, "float64" in (x, parameter), False, x, x, parameter, None, x, "float64" if centered else
+        None, "float64",
+        parameter, parameter if centered else None, dresidual,
+    )  # fmt: skip
+
+
+def launches():
+    """The table's launches: a name, and the launch of a call on 8192 rows."""
+    cases = [(x, row, True) for x in ("bfloat16", "float32") for row in (512, 2048, 8192, 32768)]
+    cases += [("bfloat16", 8192, False), ("float32", 8192, False), ("float64", 8192, True)]
+    for x, row, centered in cases:
+        cols, width = row // table.SIZES[x], 16 // table.SIZES[x]
+        name = f"{x} {cols} {'layer' if centered else 'rms'}"
+        yield f"forward {name}", table.forward_launch(forward_plan(x, centered), 8192, cols, width)
+        for launch in table.backward_launches(backward_plan(x, centered), 8192, cols, width):
+            yield f"{launch.spec.kind} {name}", launch
+    half = "bfloat16"
+    for cols in (40000, 100000):
+        yield f"forward {half} {cols}", table.forward_launch(forward_plan(half), 8192, cols, 8)
+    four_axes = table.forward_launch(forward_plan(half, residual=half), 8192, 4096, 8, lead=4)
+    yield "forward residual, rows along 4 axes", four_axes
+    for lead in (2, 4):
+        (launch,) = table.backward_launches(backward_plan(half, dresidual=half), 8192, 4096, 8, lead=lead)
+        yield f"backward, rows along {lead} axes", launch
+    yield "forward statistics", table.forward_launch(forward_plan(half, statistics=True), 8192, 4096, 8)
+    yield "forward float32 weight", table.forward_launch(forward_plan(half, parameter="float32"), 8192, 4096, 8)
+    yield "forward float16", table.forward_launch(forward_plan("float16"), 8192, 4096, 8)
+    yield "forward odd", table.forward_launch(forward_plan(half), 8192, 4097, 1)
+    yield "total", table.total_launch(backward_plan(half), half, 264, 4096)
+    yield from more_launches()
+
+
+def more_launches():
+    """Formats that are mixed, and each format with all options at once, one element at a time: these want the most
+    registers."""
+    for x in table.SIZES:
+        every = forward_plan(x, residual=x, statistics=True)._replace(rounding=True)
+        yield f"forward {x} every option", table.forward_launch(every, 8192, 3000 // table.SIZES[x], 1, True)
+        every, cols = backward_plan(x, dresidual=x), 500 // table.SIZES[x]
+        yield f"backward {x} every option", table.backward_launches(every, 8192, cols, 1, True)[0]
+        yield f"total {x}", table.total_launch(backward_plan(x), x, 264, 4096)
+    for x in ("bfloat16", "float32"):
+        yield f"forward {x} alone", table.forward_launch(table.statistics_plan(backward_plan(x)), 8192, 4096, 4)
+    for x, other, cols in (
+        ("bfloat16", "float32", 1024), ("bfloat16", "float32", 8192), ("float16", "float64", 512),
+        ("float16", "float64", 4096), ("float32", "float64", 512), ("float32", "float64", 2048),
+    ):  # fmt: skip
+        name, width = f"{x} with {other} {cols}", 16 // table.SIZES[x]
+        mixed = forward_plan(x, True, other, other, other, True)
+        yield f"forward {name}", table.forward_launch(mixed, 8192, cols, width, True)
+        mixed = backward_plan(x, True, other, other)._replace(other=other)
+        for launch in table.backward_launches(mixed, 8192, cols, width, True):
+            yield f"{launch.spec.kind} {name}", launch
+
+
+LAUNCHES = dict(launches())
+
+
+def named(condition=lambda spec: True):
+    """Launches by name; all tests of one run in the same process, which compiles it once."""
+    names = [name for name, launch in LAUNCHES.items() if condition(launch.spec)]
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names])
+
+
+@functools.cache
+def lowered(name):
+    spec = LAUNCHES[name].spec
+    return lower(*make_kernel(spec), spec.block, spec.resident)
+
+
+@functools.cache
+def text(name):
+    """PTX."""
+    return link(lowered(name), (9, 0), True)[0].decode(errors="replace")
+
+
+def operations(text):
+    return Counter(re.findall(r"^\s+(?:@!?%p\d+ )?([a-z][\w.]+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
+@named()
+def test_resources(name, capability):
+    """Nothing spills, registers are within the launch bound, and every GPU has the shared memory."""
+    launch = LAUNCHES[name]
+    spec = launch.spec
+    compiled = assemble(lowered(name), capability)
+    assert compiled.cubin.startswith(b"\x7fELF")
+    assert compiled.name.encode() in compiled.cubin
+    assert compiled.spills == compiled.stack == 0, compiled.log
+    assert 0 < compiled.registers <= 65536 // (spec.block * spec.resident)
+    assert compiled.shared + launch.shared_bytes <= 99 * 1024
+
+
+@named()
+def test_accesses(name):
+    """16 bytes at a time where the width allows, and no local memory in PTX."""
+    spec = LAUNCHES[name].spec
+    found = operations(text(name))
+    assert not any(".local" in operation for operation in found)
+    if spec.kind == "total":
+        return
+    accesses = {key: value for key, value in found.items() if key.startswith(("ld.global", "st.global"))}
+    wide = sum(
+        value
+        for key, value in accesses.items()
+        if ".v4." in key or ".v2.f64" in key or ".v2.u64" in key or ".v2.b64" in key
+    )
+    vectors = max(1, spec.vectors)
+    if spec.width == spec.chunk:
+        assert wide >= vectors * (2 if spec.plan.out else 1), accesses
+        others = {key: value for key, value in accesses.items() if ".v" not in key}
+        # Statistics are read and written as single float64.
+        assert sum(others.values()) <= 8, others
+    else:
+        assert wide == 0 or "partial" in name or spec.kind == "backward"
+
+
+@named(lambda spec: not spec.plan.double)
+def test_double_precision_is_for_scalars(name):
+    """float64 instructions do not grow with the elements of a thread, but for statistics, which are all float64, and
+    for the sum of a half-precision x and a residual of another format."""
+    found = operations(text(name))
+    doubles = {
+        key: value
+        for key, value in found.items()
+        if ".f64" in key and key.split(".")[0] in ("add", "sub", "mul", "fma", "div", "rcp", "cvt", "rsqrt", "sqrt")
+    }
+    spec = LAUNCHES[name].spec
+    allowed, elements = SCALAR_DOUBLES[spec.kind], spec.vectors * spec.chunk
+    if spec.kind == "forward" and spec.plan.rstd:
+        allowed += 5 * elements
+    if spec.kind == "forward" and spec.plan.other not in (None, spec.plan.x):
+        allowed += 6 * elements
+    assert sum(doubles.values()) <= allowed, doubles
+
+
+@pytest.mark.xdist_group("forward bfloat16 4096 layer")
+def test_the_mean_is_subtracted_in_two_steps():
+    """No product is fused with a sum but where the kernel says so, and (x - high) - low stays two subtractions."""
+    found = operations(text("forward bfloat16 4096 layer"))
+    elements = 16
+    assert found["sub.rn.f32"] >= 4 * elements
+    # y, and the squares two by two, for rows that are scaled and for those that are not.
+    assert found["fma.rn.f32"] <= elements + 2 * (elements // 2)
+    assert not any("ftz" in operation for operation in found)
+
+
+def test_example():
+    """The fused kernel of the documentation holds its row in registers, and reads and writes 16 bytes at a time."""
+    specification = importlib.util.spec_from_file_location("cuda_gated_norm", EXAMPLE)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    for format in ("float16", "bfloat16"):
+        function = module.make_gated_norm(format, 256, 2)
+        code = lower(function, module.SIGNATURE, 256, 4)
+        compiled = assemble(code, (9, 0))
+        assert compiled.spills == compiled.stack == 0
+        found = operations(link(code, (9, 0), True)[0].decode(errors="replace"))
+        assert found["ld.global.v4.u32"] == 6
+        assert found["st.global.v4.u32"] == 2
