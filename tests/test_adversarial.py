@@ -44,7 +44,7 @@ def nearly_constant(noise, largest, smallest):
 # Functions of (noise, largest, smallest): normal noise, the dtype's largest and smallest numbers.
 def cancelling(noise, largest, smallest):
     """Large numbers that cancel each other, beside small ones, whose digits the mean must not disturb."""
-    values = noise * 2.0**-12
+    values = np.sign(noise) * (1 + np.abs(np.tanh(noise))) * 2.0**-12
     large = values[..., ::4][..., : noise.shape[-1] // 4]
     large[...] = 200 + 50 * np.tanh(noise[..., : large.shape[-1]])
     values[..., 2::4][..., : large.shape[-1]] = -large[..., ::-1]

@@ -15,6 +15,7 @@ import pytest
 import npnorm.cuda
 from npnorm.__main__ import _parser, main
 from npnorm._commands.operations import OPERATIONS
+from npnorm._plan import Plan
 
 PACKAGE = Path(npnorm.__file__).parents[1]
 
@@ -126,19 +127,21 @@ def test_compile_names_every_kernel_of_every_call(operation, dtype, monkeypatch,
 
 
 def kernels(*arguments):
-    """The keys with a plan."""
     from npnorm._commands.compile import labelled_kernels
 
-    keys = labelled_kernels(_parser().parse_args(["compile", *arguments]))
-    return {key for key in keys if not isinstance(key[0], str)}
+    return set(labelled_kernels(_parser().parse_args(["compile", *arguments])))
+
+
+def plans(*arguments):
+    return [key[0] for key in kernels(*arguments) if isinstance(key[0], Plan)]
 
 
 def test_compile_options_choose_other_kernels():
     few = "--operations", "layer_norm", "add_rms_norm"
     usual = kernels(*few)
     assert kernels(*few, "--parameters", "usual", "none") > usual
-    assert {key[0].weight for key in kernels(*few, "--dtypes", "float16", "--weight-dtype", "float32")} == {"float32"}
-    assert {key[0].x for key in kernels(*few, "--dtypes", "float16", "float64")} == {"float16", "float64"}
+    assert {plan.weight for plan in plans(*few, "--dtypes", "float16", "--weight-dtype", "float32")} == {"float32"}
+    assert {plan.x for plan in plans(*few, "--dtypes", "float16", "float64")} == {"float16", "float64"}
     backward = "--operations", "layer_norm_backward"
     assert kernels(*backward, "--dresidual") > kernels(*backward)
 
