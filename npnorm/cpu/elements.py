@@ -151,10 +151,8 @@ def multiply_add(typingctx, a, b, c):
     def codegen(context, builder, signature, args):
         kind = args[2].type
         a, b = (value if value.type == kind else spread(builder, value, kind.count) for value in args[:2])
-        if isinstance(kind, ir.VectorType):
-            name = f"llvm.fmuladd.v{kind.count}{_intrinsic_name(kind.element)}"
-        else:
-            name = f"llvm.fmuladd.{_intrinsic_name(kind)}"
+        element, lanes = (kind.element, f"v{kind.count}") if isinstance(kind, ir.VectorType) else (kind, "")
+        name = f"llvm.fmuladd.{lanes}{'f64' if element == _F64 else 'f32'}"
         function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
         return builder.call(function, [a, b, args[2]])
 
@@ -240,10 +238,6 @@ def _scopes(builder, outputs):
 
 def _llvm_type(dtype):
     return {types.float32: _F32, types.float64: _F64}[dtype]
-
-
-def _intrinsic_name(kind):
-    return {_F32: "f32", _F64: "f64"}[kind]
 
 
 def _as(kind, value):

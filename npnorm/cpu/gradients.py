@@ -323,7 +323,7 @@ def write_gradient(found, dy, x, weight, dresidual, dx, centered, double, extrem
 def gather_rows(
     found, base, dy_rows, x_rows, weight, dweight, dbias, first, stop, centered, double, extreme
 ):  # fmt: skip
-    """`put_means` of rows first to stop, float32 rows two at a time: half the traffic with the sums."""
+    """`put_means` of rows first to stop, ordinary float32 rows two at a time: half the traffic with the sums."""
     i = first
     while i < stop:
         own = part(found, PARAMETERS * (i - base), PARAMETERS)
