@@ -122,7 +122,7 @@ def test_writing_past_the_cache(norm, dtype, monkeypatch, threads):
     if np.isinf(launch.STREAMED):
         pytest.skip("not done on this machine")
     itemsize = DTYPES[dtype].itemsize
-    for cols in (8192 // itemsize, 8192 // itemsize + 1, 9001):
+    for cols in (1024 // itemsize, 1024 // itemsize + 1, 9001):
         x, residual = random((35, cols), dtype, 1, offset=2.0), random((35, cols), dtype, 2)
         # Rows of extreme size, and others, are done by a kernel that does not stream.
         x[4:6] = (x[4:6].astype(np.float64) * SMALLEST[dtype]).astype(x.dtype)

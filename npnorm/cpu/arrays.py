@@ -160,28 +160,18 @@ def vector_view(typingctx, array):
 @intrinsic(prefer_literal=True)
 def stack(typingctx, size):
     """A float64 vector of `size` (a literal) elements on the stack."""
-    return _on_stack(types.float64, size, size)
-
-
-@intrinsic(prefer_literal=True)
-def stack_like(typingctx, vector, size):
-    """A vector of `size` (a literal) elements of the vector's format on the stack."""
-    return _on_stack(vector.dtype, size, vector, size)
-
-
-def _on_stack(dtype, size, *arguments):
     if not isinstance(size, types.IntegerLiteral):
         return None
-    result = types.Array(dtype, 1, "C")
+    result = types.Array(types.float64, 1, "C")
 
     def codegen(context, builder, signature, args):
-        element = context.get_data_type(dtype)
+        element = context.get_data_type(types.float64)
         room = cgutils.alloca_once(builder, ir.ArrayType(element, size.literal_value))
         room.align = LINE
         data = builder.bitcast(room, element.as_pointer())
-        return _vector(context, builder, result, data, args[-1])
+        return _vector(context, builder, result, data, args[0])
 
-    return result(*arguments), codegen
+    return result(size), codegen
 
 
 def _view(context, builder, kind, source, shape, strides):

@@ -15,7 +15,7 @@ from .arrays import LINE
 from .lanes import Lanes, spread
 
 HALF, BFLOAT = types.int16, types.uint16
-_I16, _I32 = ir.IntType(16), ir.IntType(32)
+_I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _F16, _F32, _F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 _OUTPUTS = 6  # the most arrays that one loop writes
 
@@ -44,25 +44,24 @@ def to_line(typingctx, vector):
 
 
 @intrinsic
-def stream_line(typingctx, source, target, j):
-    """target[j:] = source[j:] for one cache line, which is not brought into the cache. target[j] must begin a line."""
+def line_of(typingctx, value, vector):
+    """A float32 or float64 value in as many lanes as a cache line has elements of the vector."""
+    kind = Lanes(value, LINE * 8 // vector.dtype.bitwidth)
+    return kind(value, vector), lambda context, builder, signature, args: spread(builder, args[0], kind.count)
+
+
+@intrinsic
+def stream(typingctx, vector, j, values):
+    """`store` of a whole cache line, which is not brought into the cache. vector[j] must begin a line."""
 
     def codegen(context, builder, signature, args):
-        element = context.get_data_type(source.dtype)
-        line = ir.VectorType(element, LINE * 8 // source.dtype.bitwidth).as_pointer()
-        here, there = (
-            builder.bitcast(_element(context, builder, array, (value, args[2])), line)
-            for array, value in ((source, args[0]), (target, args[1]))
-        )
-        number = builder.load(here)
-        number.align = source.dtype.bitwidth // 8
-        instruction = builder.store(number, there)
+        number = _narrow(builder, args[2], vector.dtype)
+        instruction = builder.store(number, _place(context, builder, vector, args, values))
         instruction.align = LINE
-        module = builder.module
-        instruction.set_metadata("nontemporal", module.add_metadata([_I32(1)]))
+        instruction.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
         return context.get_dummy_value()
 
-    return types.none(source, target, types.intp), codegen
+    return types.none(vector, types.intp, values), codegen
 
 
 @intrinsic
@@ -284,29 +283,30 @@ def _round_to_odd(builder, value):
     S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
     rounding to odd", IEEE Transactions on Computers 57, 2008.
     """
-    nearest = builder.fptrunc(value, _F32)
-    back = builder.fpext(nearest, _F64)
-    bits = builder.bitcast(nearest, _I32)
+    integer = _as(_I32, value)
+    nearest = builder.fptrunc(value, _as(_F32, value))
+    back = builder.fpext(nearest, value.type)
+    bits = builder.bitcast(nearest, integer)
     magnitude, magnitude_back = (_magnitude64(builder, v) for v in (value, back))
-    beyond = builder.zext(builder.fcmp_ordered(">", magnitude_back, magnitude), _I32)
-    inexact = builder.zext(builder.fcmp_unordered("!=", back, value), _I32)
+    beyond = builder.zext(builder.fcmp_ordered(">", magnitude_back, magnitude), integer)
+    inexact = builder.zext(builder.fcmp_unordered("!=", back, value), integer)
     bits = builder.or_(builder.sub(bits, beyond), inexact)
-    return builder.bitcast(bits, _F32)
+    return builder.bitcast(bits, nearest.type)
 
 
 def _magnitude64(builder, value):
-    integer = ir.IntType(64)
-    bits = builder.and_(builder.bitcast(value, integer), integer((1 << 63) - 1))
-    return builder.bitcast(bits, _F64)
+    bits = builder.bitcast(value, _as(_I64, value))
+    return builder.bitcast(builder.and_(bits, _constant(bits, (1 << 63) - 1)), value.type)
 
 
 def _float_to_bfloat(builder, value):
-    bits = builder.bitcast(value, _I32)
-    even = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
-    near = builder.lshr(builder.add(bits, builder.add(even, _I32(0x7FFF))), _I32(16))
-    quiet = builder.or_(builder.lshr(bits, _I32(16)), _I32(0x40))
+    bits = builder.bitcast(value, _as(_I32, value))
+    even = builder.and_(builder.lshr(bits, _constant(bits, 16)), _constant(bits, 1))
+    near = builder.add(bits, builder.add(even, _constant(bits, 0x7FFF)))
+    # A NaN that an operation made or passed on is quiet, so its upper half is one too.
     is_nan = builder.fcmp_unordered("uno", value, value)
-    return builder.trunc(builder.select(is_nan, quiet, near), _I16)
+    upper = builder.lshr(builder.select(is_nan, bits, near), _constant(bits, 16))
+    return builder.trunc(upper, _as(_I16, value))
 
 
 def _half_to_float(builder, bits):
@@ -326,19 +326,19 @@ def _half_to_float(builder, bits):
 
 def _float_to_half(builder, value):
     if has_half_instructions():
-        return builder.bitcast(builder.fptrunc(value, _F16), _I16)
-    bits = builder.bitcast(value, _I32)
-    sign = builder.and_(builder.lshr(bits, _I32(16)), _I32(0x8000))
-    magnitude = builder.and_(bits, _I32(0x7FFFFFFF))
-    even = builder.and_(builder.lshr(magnitude, _I32(13)), _I32(1))
-    normal = builder.add(builder.add(magnitude, even), _I32(0xFFF - (112 << 23)))
-    normal = builder.lshr(normal, _I32(13))
+        return builder.bitcast(builder.fptrunc(value, _as(_F16, value)), _as(_I16, value))
+    bits = builder.bitcast(value, _as(_I32, value))
+    sign = builder.and_(builder.lshr(bits, _constant(bits, 16)), _constant(bits, 0x8000))
+    magnitude = builder.and_(bits, _constant(bits, 0x7FFFFFFF))
+    even = builder.and_(builder.lshr(magnitude, _constant(bits, 13)), _constant(bits, 1))
+    normal = builder.add(builder.add(magnitude, even), _constant(bits, 0xFFF - (112 << 23)))
+    normal = builder.lshr(normal, _constant(bits, 13))
     # Below 2^-14 the spacing is 2^-24, the spacing of float32 from 0.5: adding 0.5 rounds.
-    tiny = builder.fadd(builder.bitcast(magnitude, _F32), _F32(0.5))
-    tiny = builder.sub(builder.bitcast(tiny, _I32), _I32(0x3F000000))
-    number = builder.select(builder.icmp_unsigned("<", magnitude, _I32(0x38800000)), tiny, normal)
-    number = builder.select(
-        builder.icmp_unsigned(">=", magnitude, _I32(0x47800000)), _I32(0x7C00), number
-    )
-    number = builder.select(builder.icmp_unsigned(">", magnitude, _I32(0x7F800000)), _I32(0x7E00), number)
-    return builder.trunc(builder.or_(number, sign), _I16)
+    tiny = builder.fadd(builder.bitcast(magnitude, value.type), _constant(value, 0.5))
+    tiny = builder.sub(builder.bitcast(tiny, bits.type), _constant(bits, 0x3F000000))
+    number = builder.select(builder.icmp_unsigned("<", magnitude, _constant(bits, 0x38800000)), tiny, normal)
+    infinite = builder.icmp_unsigned(">=", magnitude, _constant(bits, 0x47800000))
+    number = builder.select(infinite, _constant(bits, 0x7C00), number)
+    is_nan = builder.icmp_unsigned(">", magnitude, _constant(bits, 0x7F800000))
+    number = builder.select(is_nan, _constant(bits, 0x7E00), number)
+    return builder.trunc(builder.or_(number, sign), _as(_I16, value))

@@ -48,16 +48,16 @@ def known_statistics(x, mean, rstd, i, eps, centered, double):
     m = 0.0
     low = 0.0
     if rstd is None:
-        m, low, r = statistics(x, eps, centered, True)
+        m, low, r = statistics(x, eps, centered, True, None)
     else:
         r = rstd[i]
         if centered is not None and mean is None:
-            m, low, _ = statistics(x, eps, centered, True)
+            m, low, _ = statistics(x, eps, centered, True, None)
     if mean is not None:
         m = mean[i]
         low = 0.0
         if double is not None:
-            total, _ = row_sums(x, None, m, True, True)
+            total, _ = row_sums(x, None, m, True, True, None)
             low = total / x.size
             # A mean that is not the row's, whatever it is for, is left as it is.
             if not abs(low) <= TRUSTED * (abs(m) + 1.0 / r):

@@ -71,7 +71,8 @@ def make_forward(centered, double, exact, rounding, extreme, zero, stream):
                 total = row(total_rows, reached)
                 write_sum(source, row(residual_rows, reached), total, zero)
                 source = total
-            m, low, r = statistics(source, eps, centered, double)
+            following = None if stream is None else row(x_rows, min(reached + 1, stop - 1))
+            m, low, r = statistics(source, eps, centered, double, following)
             scale = None
             if extreme is None:
                 if not is_ordinary(r, double):
@@ -92,11 +93,11 @@ def make_forward(centered, double, exact, rounding, extreme, zero, stream):
             form = source if rounding is not None else None
             y_row = row(y_rows, reached)
             if stream is None:
-                write_normalized(source, weights, biases, y_row, scale, high, low, scaled_r, form)
+                write_normalized(source, weights, biases, y_row, 0, cols, scale, high, low, scaled_r, form)
             else:
                 stream_normalized(
                     source, weights, biases, y_row, scale, high, low, scaled_r, form,
-                    row(x_rows, min(reached + 1, stop - 1)),
+                    following,
                 )  # fmt: skip
             reached += 1
         if stream is not None:
@@ -126,7 +127,7 @@ def make_wide(centered, rounding, gather):
         form = source if rounding is not None else None
         write_normalized(
             source, part(vector(weight, cols), first, size), part(vector(bias, cols), first, size),
-            part(row(rows(y, cols), i), first, size), None, high, low, in_compute_dtype(r, None), form,
+            part(row(rows(y, cols), i), first, size), 0, size, None, high, low, in_compute_dtype(r, None), form,
         )  # fmt: skip
         return True
 

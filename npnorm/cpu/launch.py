@@ -43,9 +43,9 @@ ways."""
 STREAMED = streaming_size()
 """Bytes of an output from which its long rows are written past the cache."""
 
-LONG_ROW = 8192
-"""Bytes of a long row. Shorter ones overlap with their neighbours by themselves: 16384 x 1024 of float32
-took 0.9 to 1.4 times a copy with ordinary stores and 1.5 without, 4096 x 4096 took 2.0 and 1.3."""
+LONG_ROW = 1024
+"""Bytes of a long row. Of float32, 65536 x 256 took 0.9 to 1.2 times a copy with ordinary stores and 0.8 with others,
+131072 x 128 took 1.0 and 1.1."""
 
 
 def forward(call):
