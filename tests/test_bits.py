@@ -442,11 +442,12 @@ def test_threads_that_share_a_row(norm, dtype, which, threads):
             assert_same_bits(norm.forward(wide, **given, **options, out=wide), expected)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_gradients_in_groups(norm, dtype, monkeypatch, threads):
-    """Rows from memory are read and written one by one, with sums for groups of them: the same bits."""
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_gradients_past_the_cache(norm, dtype, monkeypatch, threads):
+    """Long rows of large arrays are fetched ahead and written past the cache, one by one or in pairs: the same bits."""
     launch = pytest.importorskip("npnorm.cpu.launch")
-    for rows, cols in ((35, 257), (50, 769), (700, 1001)):
+    line = 2048 // DTYPES[dtype].itemsize
+    for rows, cols in ((35, 512), (50, line), (700, line + 1), (36, 4099)):
         dy, x = random((rows, cols), dtype, 1), random((rows, cols), dtype, 2, offset=2.0)
         weight, dresidual = random(cols, dtype, 3), random((rows, cols), dtype, 4)
         x[7:9] = (x[7:9].astype(np.float64) * SMALLEST[dtype]).astype(x.dtype)
@@ -462,6 +463,13 @@ def test_gradients_in_groups(norm, dtype, monkeypatch, threads):
             dx = dy.copy()
             norm.backward(dx, x, weight, dresidual=dresidual, out=(dx, None, None))
             assert_same_bits(dx, expected.dx)
+            # Rows that start and end anywhere in a line of the cache, neighbours that stay; and dx alone.
+            base = poisoned((rows, cols + 5), x.dtype)
+            dx = base[:, 1 : cols + 1]
+            for mask in ((True, True, True), (True, False, False)):
+                norm.backward(dy, x, weight, dresidual=dresidual, output_mask=mask, out=(dx, None, None))
+                assert_same_bits(dx, expected.dx)
+                assert np.isnan(base[:, 0]).all() and np.isnan(base[:, cols + 1 :]).all()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

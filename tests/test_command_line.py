@@ -114,7 +114,7 @@ def test_compile_names_every_kernel_of_every_call(operation, dtype, monkeypatch,
     monkeypatch.setattr(launch, "STREAMED", 0)
     monkeypatch.setattr(ahead, "streaming_size", lambda: 0)
     threads(2)
-    for shape in ((3, 8), (300, 1000), (3, 40000), (1, 300000)):
+    for shape in ((3, 8), (300, 1200), (3, 40000), (1, 300000)):
         x, vector = np.ones(shape, dtype), np.ones(shape[1], dtype)
         for extreme_rows in (False, True):  # noqa: B007  a stand-in looks at it
             monkeypatch.setattr(specialize, "_kernels", {})

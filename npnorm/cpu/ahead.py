@@ -38,7 +38,7 @@ def _backward(call: Backward) -> Iterator[Key]:
     ):  # fmt: skip
         yield part, False, phase
         yield part, True, phase
+    if plan.out and streaming_size() < float("inf"):
+        yield plan, False, "stream"
     if plan.dweight or plan.dbias:
-        if plan.out:
-            yield plan, False, "group"
         yield "total", plan.double, plan.weight or plan.x

@@ -10,8 +10,8 @@ import math
 
 from numba import njit
 
-from .arrays import part, row
-from .elements import load, multiply_add, scaled, shifted, store, stored
+from .arrays import LINE, part
+from .elements import line_of, load, multiply_add, scaled, shifted, store, stored, stream
 from .lanes import lane_count, lane_sum, lanes
 from .rows import (
     LEAF,
@@ -22,11 +22,14 @@ from .rows import (
     centred,
     compensated,
     extreme_statistics,
+    fetch,
     in_compute_dtype,
     is_ordinary,
     mean_pair,
+    normalized,
     row_sums,
     statistics,
+    whole_lines,
 )
 
 PARAMETERS = 7
@@ -202,16 +205,19 @@ def with_lanes(statistics, x):
 
 @njit(**STRICT)
 def add_leaf(
-    dy, x, dy_2, x_2, weight, dweight, dweight_errors, dbias, dbias_errors, statistics, statistics_2, double
+    dy, x, dy_2, x_2, weight, dweight, dweight_errors, dbias, dbias_errors, statistics, statistics_2, double,
+    following, following_2,
 ):  # fmt: skip
     """The sums of g and g·x̂ (as `terms` has it) of a row, and of the second if there is one; dweight += dy·x̂ and
-    dbias += dy."""
+    dbias += dy. Meanwhile `following` and `following_2` are fetched."""
     many, many_2 = with_lanes(statistics, x), with_lanes(statistics_2, x)
     zero, count = lanes(0.0, x), lane_count(x)
     first = second = (zero, zero, zero, zero)
     rest = (0.0, 0.0, 0.0, 0.0)
     whole = x.size - x.size % (2 * count)
     for j in range(0, whole, 2 * count):
+        fetch(following, j, 2 * count)
+        fetch(following_2, j, 2 * count)
         first = add_terms(
             first, dy, x, dy_2, x_2, weight, dweight, dweight_errors, dbias, dbias_errors, j, many, many_2, double
         )  # fmt: skip
@@ -238,8 +244,11 @@ def add_leaf(
 
 
 @njit(**STRICT)
-def put_means(found, dy, x, found_2, dy_2, x_2, weight, dweight, dbias, centered, double, extreme):
-    """mean(g) and mean(g·x̂) of a row, and of the second if there is one; dweight += dy·x̂ and dbias += dy."""
+def put_means(
+    found, dy, x, found_2, dy_2, x_2, weight, dweight, dbias, centered, double, extreme, following, following_2
+):  # fmt: skip
+    """mean(g) and mean(g·x̂) of a row, and of the second if there is one; dweight += dy·x̂ and dbias += dy. Meanwhile
+    `following` and `following_2` are fetched."""
     cols = x.size
     leaf = LEAF if widest(double, extreme) is None else GRADIENT_LEAF_DOUBLE
     own = statistics_of(found, centered, double, extreme)
@@ -252,7 +261,7 @@ def put_means(found, dy, x, found_2, dy_2, x_2, weight, dweight, dbias, centered
             part(dy, start, size), part(x, start, size), part(dy_2, start, size), part(x_2, start, size),
             part(weight, start, size), part(dweight, start, size), errors_of(dweight, cols, start, size, double),
             part(dbias, start, size), errors_of(dbias, cols, start, size, double), own, own_2,
-            widest(double, extreme),
+            widest(double, extreme), part(following, start, size), part(following_2, start, size),
         )  # fmt: skip
         total, total_error = add_exactly(total, total_error, t)
         product, product_error = add_exactly(product, product_error, p)
@@ -296,85 +305,34 @@ def gradient(g, normal, scale, rstd, mean_g, mean_gx):
 
 
 @njit(**STRICT)
-def write_elements(dy, x, weight, dresidual, dx, scale, parameters):
-    """dx of one row, dresidual added, in the dtype of the parameters."""
+def gradient_at(dy, x, weight, dresidual, j, scale, high, low, rstd, mean_g, mean_gx):
+    """dx[j], dresidual added, in the dtype of rstd; as many elements as that has lanes."""
+    normal = normalized(x, j, scale, high, low, rstd)
+    g = gradient(scaled(load(dy, j, rstd), weight, j), normal, scale, rstd, mean_g, mean_gx)
+    return shifted(g, dresidual, j)
+
+
+@njit(**STRICT)
+def write_elements(dy, x, weight, dresidual, dx, scale, parameters, following):
+    """dx of one row. With stores that go past the cache if there is a row `following`, which is fetched meanwhile."""
     high, low, rstd, mean_g, mean_gx = parameters
-    for j in range(x.size):
-        normal = centred(x, j, scale, high, low, rstd) * rstd
-        g = gradient(scaled(load(dy, j, rstd), weight, j), normal, scale, rstd, mean_g, mean_gx)
-        store(dx, j, shifted(g, dresidual, j), 0)
+    head, tail = whole_lines(dx, following)
+    for j in range(head):
+        store(dx, j, gradient_at(dy, x, weight, dresidual, j, scale, high, low, rstd, mean_g, mean_gx), 0)
+    if following is not None:
+        step, many = LINE // dx.itemsize, line_of(rstd, dx)
+        for j in range(head, tail, step):
+            fetch(following, j, step)
+            stream(dx, j, gradient_at(dy, x, weight, dresidual, j, scale, high, low, many, mean_g, mean_gx))
+        for j in range(tail, dx.size):
+            store(dx, j, gradient_at(dy, x, weight, dresidual, j, scale, high, low, rstd, mean_g, mean_gx), 0)
 
 
 @njit(**STRICT)
-def write_gradient(found, dy, x, weight, dresidual, dx, centered, double, extreme):
-    """dx of one row; in float64 if it is extreme, or dy is."""
-    if extreme is not None:
-        write_elements(dy, x, weight, dresidual, dx, scale_of(found, extreme), parameters_of(found, centered, True))
-    elif double is not None or found[MODERATE] == 1.0:
-        write_elements(dy, x, weight, dresidual, dx, None, parameters_of(found, centered, double))
+def write_gradient(found, dy, x, weight, dresidual, dx, centered, double, extreme, following):
+    """dx of one row; in float64, and not past the cache, if it is extreme, or dy is."""
+    if extreme is None and (double is not None or found[MODERATE] == 1.0):
+        write_elements(dy, x, weight, dresidual, dx, None, parameters_of(found, centered, double), following)
     else:
-        write_elements(dy, x, weight, dresidual, dx, None, parameters_of(found, centered, True))
-
-
-# Rows
-
-
-@njit(**STRICT)
-def gather_rows(
-    found, base, dy_rows, x_rows, weight, dweight, dbias, first, stop, centered, double, extreme
-):  # fmt: skip
-    """`put_means` of rows first to stop, ordinary float32 rows two at a time: half the traffic with the sums."""
-    i = first
-    while i < stop:
-        own = part(found, PARAMETERS * (i - base), PARAMETERS)
-        dy, x = row(dy_rows, i), row(x_rows, i)
-        if extreme is None and double is None and i + 1 < stop:
-            own_2 = part(own, PARAMETERS, PARAMETERS)
-            dy_2, x_2 = row(dy_rows, i + 1), row(x_rows, i + 1)
-            put_means(own, dy, x, own_2, dy_2, x_2, weight, dweight, dbias, centered, double, extreme)
-            i += 2
-        else:
-            put_means(own, dy, x, None, None, None, weight, dweight, dbias, centered, double, extreme)
-            i += 1
-
-
-@njit(**STRICT)
-def add_rows(
-    found, base, dy_rows, x_rows, dweights, dbiases, first, stop, cols, start, size, centered, double, extreme
-):  # fmt: skip
-    """dweight += dy·x̂ and dbias += dy of rows first to stop whose statistics are known, `size` columns from `start`."""
-    dweight, dbias = part(dweights, start, size), part(dbiases, start, size)
-    dweight_errors, dbias_errors = (
-        errors_of(dweights, cols, start, size, double), errors_of(dbiases, cols, start, size, double)
-    )  # fmt: skip
-    i = first
-    while i < stop:
-        own = statistics_of(part(found, PARAMETERS * (i - base), PARAMETERS), centered, double, extreme)
-        dy, x = part(row(dy_rows, i), start, size), part(row(x_rows, i), start, size)
-        if extreme is None and double is None and i + 1 < stop:
-            own_2 = statistics_of(
-                part(found, PARAMETERS * (i + 1 - base), PARAMETERS), centered, double, extreme
-            )
-            dy_2, x_2 = part(row(dy_rows, i + 1), start, size), part(row(x_rows, i + 1), start, size)
-            add_leaf(dy, x, dy_2, x_2, None, dweight, None, dbias, None, own, own_2, None)
-            i += 2
-        else:
-            add_leaf(
-                dy, x, None, None, None, dweight, dweight_errors, dbias, dbias_errors, own, own,
-                widest(double, extreme),
-            )  # fmt: skip
-            i += 1
-
-
-@njit(**STRICT)
-def write_rows(
-    found, base, dy_rows, x_rows, weights, dresidual_rows, dx_rows, first, stop, start, size, centered, double, extreme
-):  # fmt: skip
-    """dx of rows first to stop, `size` columns from `start`."""
-    weight = part(weights, start, size)
-    for i in range(first, stop):
-        write_gradient(
-            part(found, PARAMETERS * (i - base), PARAMETERS), part(row(dy_rows, i), start, size),
-            part(row(x_rows, i), start, size), weight, part(row(dresidual_rows, i), start, size),
-            part(row(dx_rows, i), start, size), centered, double, extreme,
-        )  # fmt: skip
+        parameters = parameters_of(found, centered, True)
+        write_elements(dy, x, weight, dresidual, dx, scale_of(found, extreme), parameters, None)

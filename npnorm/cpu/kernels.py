@@ -10,14 +10,8 @@ ordinary kernels stay small.
 
 from .arrays import part, row, rows, stack, vector
 from .elements import finish_streaming, store
-from .gradients import (
-    PARAMETERS,
-    SCALE,
-    add_rows,
-    gather_rows,
-    put_statistics,
-    write_rows,
-)
+from .gradients import PARAMETERS, SCALE, put_statistics
+from .passes import add_rows, gather_rows, write_rows
 from .rows import (
     LEAF,
     add_exactly,
@@ -32,7 +26,6 @@ from .rows import (
     mean_pair,
     put_leaf_sums,
     statistics,
-    stream_normalized,
     unscaled,
     write_normalized,
     write_sum,
@@ -42,13 +35,10 @@ COLUMNS = 512
 """Columns of dweight and dbias that are added to at once: with the rows' they stay in the first cache,
 without which a pass over 8192 x 768 took 1.5 times as long."""
 
-GROUP = 16
-"""Rows whose terms of dweight and dbias are added together: dy and x stay in the second cache."""
-
 NARROW = 512
-"""Columns up to which the sums stay in the first cache while rows come from memory, and need no groups."""
+"""Columns up to which rows from memory are better read one by one than in pairs: their sums stay in the first cache."""
 
-GROUP_PARAMETERS = GROUP * PARAMETERS
+PAIR_PARAMETERS = 2 * PARAMETERS
 
 
 def make_forward(centered, double, exact, rounding, extreme, zero, stream):
@@ -92,13 +82,7 @@ def make_forward(centered, double, exact, rounding, extreme, zero, stream):
                     means[reached] = m
             form = source if rounding is not None else None
             y_row = row(y_rows, reached)
-            if stream is None:
-                write_normalized(source, weights, biases, y_row, 0, cols, scale, high, low, scaled_r, form)
-            else:
-                stream_normalized(
-                    source, weights, biases, y_row, scale, high, low, scaled_r, form,
-                    following,
-                )  # fmt: skip
+            write_normalized(source, weights, biases, y_row, scale, high, low, scaled_r, form, following)
             reached += 1
         if stream is not None:
             finish_streaming()
@@ -127,7 +111,7 @@ def make_wide(centered, rounding, gather):
         form = source if rounding is not None else None
         write_normalized(
             source, part(vector(weight, cols), first, size), part(vector(bias, cols), first, size),
-            part(row(rows(y, cols), i), first, size), 0, size, None, high, low, in_compute_dtype(r, None), form,
+            part(row(rows(y, cols), i), first, size), None, high, low, in_compute_dtype(r, None), form, None,
         )  # fmt: skip
         return True
 
@@ -158,15 +142,14 @@ def make_total(double):
     return total
 
 
-def make_backward(centered, double, extreme, gather, apply, group):
+def make_backward(centered, double, extreme, gather, apply, stream):
     """The backward kernel: `gather` finds the parameters of rows, `apply` uses them.
 
     Most rows are gathered and applied at once: in pairs, if dweight or dbias is wanted. Very wide rows are
     all gathered first, then applied range by range of columns, so that threads can share a row;
-    `parameters` has a place for each. `group` is for arrays larger than the cache, with a dx that shares
-    no memory with dy and x: dx of a row is written before the next row is read, which memory likes best;
-    dweight and dbias follow for a group of rows, unless they are so narrow that they stay in the first
-    cache. All of these give the same bits.
+    `parameters` has a place for each. `stream` is for arrays larger than the cache, with a dx that shares
+    no memory with dy and x: dx is written past the cache, while the next rows are fetched. All of these give the
+    same bits.
     """
     at_once = True if gather is not None and apply is not None else None
 
@@ -179,10 +162,8 @@ def make_backward(centered, double, extreme, gather, apply, group):
         means, rstds = vector(mean, stop), vector(rstd, stop)
         sums_size = cols if double is None else 2 * cols
         dweights, dbiases = vector(dweight, sums_size), vector(dbias, sums_size)
-        found = stack(GROUP_PARAMETERS) if at_once is not None else vector(parameters, PARAMETERS * stop)
-        size = 1 if dweight is None and dbias is None else 2
-        if group is not None:
-            size = GROUP
+        found = stack(PAIR_PARAMETERS) if at_once is not None else vector(parameters, PARAMETERS * stop)
+        size = 1 if dweight is None and dbias is None or stream is not None and cols <= NARROW else 2
         reached = start
         while reached < stop:
             first, last = reached, min(reached + size, stop)
@@ -197,45 +178,32 @@ def make_backward(centered, double, extreme, gather, apply, group):
                 elif reached > start and own[SCALE] == 0.0:
                     break
                 reached += 1
-                if group is not None:
-                    if cols > NARROW:
-                        gather_rows(
-                            found, base, dy_rows, x_rows, weights, None, None, reached - 1, reached,
-                            centered, double, extreme,
-                        )  # fmt: skip
-                    else:
-                        gather_rows(
-                            found, base, dy_rows, x_rows, weights, dweights, dbiases, reached - 1, reached,
-                            centered, double, extreme,
-                        )  # fmt: skip
-                    write_rows(
-                        found, base, dy_rows, x_rows, weights, dresidual_rows, dx_rows, reached - 1, reached,
-                        0, cols, centered, double, extreme,
-                    )  # fmt: skip
-            if group is None and gather is not None:
+            if gather is not None:
                 gather_rows(
-                    found, base, dy_rows, x_rows, weights, dweights, dbiases, first, reached,
-                    centered, double, extreme,
+                    found, base, dy_rows, x_rows, weights, dweights, dbiases, first, reached, stop,
+                    centered, double, extreme, stream,
                 )  # fmt: skip
                 if dx is not None:
                     write_rows(
-                        found, base, dy_rows, x_rows, weights, dresidual_rows, dx_rows, first, reached,
-                        0, cols, centered, double, extreme,
+                        found, base, dy_rows, x_rows, weights, dresidual_rows, dx_rows, first, reached, stop,
+                        0, cols, centered, double, extreme, stream,
                     )  # fmt: skip
-            elif group is None or cols > NARROW:
+            else:
                 for column in range(0, cols, COLUMNS):
                     block = min(COLUMNS, cols - column)
                     add_rows(
                         found, base, dy_rows, x_rows, dweights, dbiases, first, reached, cols, column, block,
                         centered, double, extreme,
                     )  # fmt: skip
-                    if group is None and dx is not None:
+                    if dx is not None:
                         write_rows(
-                            found, base, dy_rows, x_rows, weights, dresidual_rows, dx_rows, first, reached,
-                            column, block, centered, double, extreme,
+                            found, base, dy_rows, x_rows, weights, dresidual_rows, dx_rows, first, reached, stop,
+                            column, block, centered, double, extreme, None,
                         )  # fmt: skip
             if reached < last:
                 break
+        if stream is not None:
+            finish_streaming()
         return reached
 
     return backward

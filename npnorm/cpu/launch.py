@@ -34,18 +34,17 @@ RANGE = 2**14
 """Columns of a range in which all rows of a very wide array get their gradients: 256 KB of sums, in the
 second cache."""
 
-GROUPED = range(257, 2049)
-"""Columns of rows that are read and written one by one, not in pairs, if they come from memory and dweight or
-dbias is wanted: the sums and a pair of rows do not fit into the first cache together, once memory's lines pass through
-it. 6144 x 512 took 0.50 ns an element so and 0.63 in pairs, 8192 x 768 took 0.68 and 1.02; 4096 x 4096 took 0.90 both
-ways."""
-
 STREAMED = streaming_size()
-"""Bytes of an output from which its long rows are written past the cache."""
+"""Bytes of an output from which its long rows are written past the cache, and the rows after them fetched."""
 
 LONG_ROW = 1024
 """Bytes of a long row. Of float32, 65536 x 256 took 0.9 to 1.2 times a copy with ordinary stores and 0.8 with others,
 131072 x 128 took 1.0 and 1.1."""
+
+LONG_GRADIENT, LONG_GRADIENT_ALONE = 2048, 6144
+"""Bytes of a long row of dx, with sums for dweight or dbias and without. Of float32, 16384 x 512 took 5.5 times a copy
+with ordinary stores and 2.2 with others, 16384 x 384 took 2.9 and 3.4; dx alone took 1.4 and 1.6 for 8192 x 1024, 1.7
+and 1.3 for 4096 x 1536."""
 
 
 def forward(call):
@@ -154,15 +153,7 @@ def _by_rows(call, arrays, views, gradients, rows, cols):
     mean, rstd = statistic(call.mean), statistic(call.rstd)
     blocks = [(*block, i) for i, block in enumerate(_blocks(plan, rows, cols))]
     sums = _sums(plan, len(blocks), cols)
-    group = (
-        cols in GROUPED
-        and call.mask[0]
-        and any(call.mask[1:])
-        and 3 * call.x.nbytes >= 2 * STREAMED
-        and views is not None
-        and _is_apart(call)
-    )
-    phase = "group" if group else ""
+    phase = "stream" if views is not None and _is_streamed(call, rows, cols) else ""
 
     def work(tiles, first, start, stop, block):
         dy, x, dresidual, dx = tiles
@@ -214,8 +205,14 @@ def _by_columns(call, views, gradients, rows, cols):
             _put_flat(gradient, flat)
 
 
-def _is_apart(call):
-    """Whether dx shares no memory with dy and x."""
+def _is_streamed(call, rows, cols):
+    """Whether dx is better written past the cache: it and what is read are too large, and share no memory."""
+    if not call.mask[0]:
+        return False
+    long_row = LONG_GRADIENT if any(call.mask[1:]) else LONG_GRADIENT_ALONE
+    row = cols * call.x.itemsize
+    if row < long_row or 3 * rows * row < 2 * STREAMED:
+        return False
     dx = call.out[0]
     return dx is None or not (np.may_share_memory(dx, call.dy) or np.may_share_memory(dx, call.x))
 

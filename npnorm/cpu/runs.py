@@ -27,5 +27,5 @@ def run_backward(plan: Plan, phase: str, arguments: Sequence[Any], start: int, s
     while start < stop:
         start = kernel(plan, False, phase)(*arguments, start, stop)
         if start < stop:
-            extreme = kernel(plan, True, "" if phase == "group" else phase)
+            extreme = kernel(plan, True, "" if phase == "stream" else phase)
             start = extreme(*arguments, start, stop)

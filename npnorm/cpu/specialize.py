@@ -38,9 +38,8 @@ ELEMENTS = {
 def kernel(plan: Plan, extreme: bool = False, phase: str = "") -> Callable[..., Any]:
     """The compiled kernel of a plan, a function of whatever is of the types it was compiled for: it checks nothing.
 
-    `extreme` is the one for rows of extreme size. The phase "stream", of a forward kernel, and
-    "group", of a backward kernel, are for arrays larger than the cache; "gather" and "apply" are the
-    halves of either for very wide rows.
+    `extreme` is the one for rows of extreme size. The phase "stream" is for arrays larger than the cache;
+    "gather" and "apply" are the halves for very wide rows.
     """
     key: Key = (plan, extreme, phase)
     return _kernels.get(key) or _compiled(key)
@@ -156,7 +155,7 @@ def _backward(plan: Plan, extreme: bool, phase: str) -> tuple[Callable[..., Any]
         extreme or None,
         phase != "apply" or None,
         phase != "gather" or None,
-        phase == "group" or None,
+        phase == "stream" or None,
     )
     signature = types.intp(
         _array(plan.other),
