@@ -442,6 +442,34 @@ def test_threads_that_share_a_row(norm, dtype, which, threads):
             assert_same_bits(norm.forward(wide, **given, **options, out=wide), expected)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("rounding", [False, True])
+def test_many_short_rows(norm, dtype, rounding, threads):
+    """They are done four at a time, unless one of the four is extreme or far from zero: the same bits."""
+    for cols in (1, 7, 64, 129, 256):
+        rows = 2**18 // cols + 6
+        x = random((rows, cols), dtype, 1)
+        x[5:7] = (x[5:7].astype(np.float64) * SMALLEST[dtype]).astype(x.dtype)
+        x[13:300:7] = (x[13:300:7] / 64 + 1000).astype(x.dtype)
+        x[33] = 2.0
+        if dtype == "float32":
+            x[70:72] *= np.float32(1e36)
+        x[40, 0], x[rows - 1, cols - 1] = np.nan, np.inf
+        given = parameters(cols, "weight and bias", dtype) if cols > 7 else {}
+        options = {**given, "round_before_weight": rounding}
+        few = [norm.forward(x[i : i + 999], **options) for i in range(0, rows, 999)]
+        expected = np.concatenate(few)
+        for count in (1, 3):
+            threads(count)
+            assert_same_bits(norm.forward(x, **options), expected)
+        base = poisoned((rows, cols + 3), x.dtype)
+        base[:, 1 : cols + 1] = x
+        own = base[:, 1 : cols + 1]
+        norm.forward(own, **options, out=own)
+        assert_same_bits(np.array(own), expected)
+        assert np.isnan(base[:, 0]).all() and np.isnan(base[:, cols + 1 :]).all()
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_gradients_past_the_cache(norm, dtype, monkeypatch, threads):
     """Long rows of large arrays are fetched ahead and written past the cache, one by one or in pairs: the same bits."""

@@ -24,6 +24,7 @@ def _forward(call: Forward) -> Iterator[Key]:
         yield plan, False, "stream"
     yield plan._replace(other=None), True, ""  # the residual has been added before
     if not (plan.double or plan.other or plan.rstd):
+        yield plan, False, "short"
         yield plan, False, "gather"
         yield plan, False, "apply"
 

@@ -10,6 +10,7 @@ ordinary kernels stay small.
 
 from .arrays import part, row, rows, stack, vector
 from .elements import finish_streaming, store
+from .fours import write_four
 from .gradients import PARAMETERS, SCALE, put_statistics
 from .passes import add_rows, gather_rows, write_rows
 from .rows import (
@@ -41,11 +42,12 @@ NARROW = 512
 PAIR_PARAMETERS = 2 * PARAMETERS
 
 
-def make_forward(centered, double, exact, rounding, extreme, zero, stream):
+def make_forward(centered, double, exact, rounding, extreme, zero, stream, short):
     """The forward kernel.
 
     `double` computes in float64, `exact` says that x is float64, `rounding` rounds before the
-    weight, a residual is added in the dtype of `zero`, and `stream` writes past the cache.
+    weight, a residual is added in the dtype of `zero`, `stream` writes past the cache,
+    and `short` does rows four at a time, if there is no residual and no statistics are returned.
     """
 
     def forward(x, residual, weight, bias, residual_out, y, mean, rstd, eps, cols, start, stop):
@@ -54,8 +56,13 @@ def make_forward(centered, double, exact, rounding, extreme, zero, stream):
         residual_rows, total_rows = rows(residual, cols), rows(residual_out, cols)
         weights, biases = vector(weight, cols), vector(bias, cols)
         means, rstds = vector(mean, stop), vector(rstd, stop)
-        reached = start
+        reached = alone = start
         while reached < stop:
+            if short is not None and alone <= reached <= stop - 4:
+                if write_four(x_rows, weights, biases, y_rows, reached, cols, eps, centered, rounding):
+                    reached += 4
+                    continue
+                alone = reached + 4
             source = row(x_rows, reached)
             if residual is not None:
                 total = row(total_rows, reached)

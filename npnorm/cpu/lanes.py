@@ -5,10 +5,12 @@ the same sum may get others, and then other bits. Where several kernels must fin
 written for a number serve lanes as well.
 """
 
+import math
 import operator
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
@@ -54,6 +56,12 @@ def lanes(typingctx, value, vector):
 
 
 @intrinsic
+def four_lanes(typingctx, value):
+    """A number in each of four lanes."""
+    return Lanes(value, 4)(value), lambda context, builder, signature, args: spread(builder, args[0], 4)
+
+
+@intrinsic
 def lane_sum(typingctx, values):
     """The sum of all lanes: one half is added to the other until one lane is left."""
 
@@ -69,6 +77,40 @@ def lane_sum(typingctx, values):
         return builder.extract_element(total, _I32(0))
 
     return values.dtype(values), codegen
+
+
+@intrinsic
+def first_lane(typingctx, values):
+    """The first of some lanes."""
+    return values.dtype(values), lambda context, builder, signature, args: builder.extract_element(args[0], _I32(0))
+
+
+@intrinsic
+def pushed(typingctx, values, value):
+    """All lanes but the first, and then the value."""
+
+    def codegen(context, builder, signature, args):
+        places = [*range(1, values.count), 0]
+        turned = builder.shuffle_vector(args[0], args[0], ir.Constant(ir.VectorType(_I32, values.count), places))
+        return builder.insert_element(turned, args[1], _I32(values.count - 1))
+
+    return values(values, value), codegen
+
+
+@intrinsic
+def all_less(typingctx, a, b):
+    """Whether a < b in all lanes of either; not where one is NaN."""
+
+    def codegen(context, builder, signature, args):
+        count = next(kind.count for kind in (a, b) if isinstance(kind, Lanes))
+        a_values, b_values = (
+            value if isinstance(kind, Lanes) else spread(builder, value, count)
+            for kind, value in zip(signature.args, args, strict=True)
+        )
+        bits = builder.bitcast(builder.fcmp_ordered("<", a_values, b_values), ir.IntType(count))
+        return builder.icmp_unsigned("==", bits, ir.IntType(count)((1 << count) - 1))
+
+    return types.boolean(a, b), codegen
 
 
 def spread(builder, value, count):
@@ -100,7 +142,8 @@ def _lower(instruction):
     return lowered
 
 
-for _operator, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
+_INSTRUCTIONS = {operator.add: "fadd", operator.sub: "fsub", operator.mul: "fmul", operator.truediv: "fdiv"}
+for _operator, _instruction in _INSTRUCTIONS.items():
     infer_global(_operator)(type(f"_{_instruction}", (_Arithmetic,), {}))
     for _kinds in ((Lanes, Lanes), (Lanes, types.Float), (types.Float, Lanes)):
         lower_builtin(_operator, *_kinds)(_lower(_instruction))
@@ -115,3 +158,16 @@ def _negate(context, builder, signature, args):
 class _Negative(AbstractTemplate):
     def generic(self, args, kws):
         return signature(args[0], args[0]) if isinstance(args[0], Lanes) else None
+
+
+@infer_global(math.sqrt)
+class _Root(AbstractTemplate):
+    def generic(self, args, kws):
+        return signature(args[0], args[0]) if isinstance(args[0], Lanes) else None
+
+
+@lower_builtin(math.sqrt, Lanes)
+def _square_root(context, builder, signature, args):
+    function = ir.FunctionType(args[0].type, [args[0].type])
+    name = f"llvm.sqrt.v{args[0].type.count}f64"
+    return builder.call(cgutils.get_or_insert_function(builder.module, function, name), args)

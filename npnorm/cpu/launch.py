@@ -41,6 +41,10 @@ LONG_ROW = 1024
 """Bytes of a long row. Of float32, 65536 x 256 took 0.9 to 1.2 times a copy with ordinary stores and 0.8 with others,
 131072 x 128 took 1.0 and 1.1."""
 
+SHORT = 256
+"""Columns up to which rows are done four at a time: 65536 x 64 took 22 ns a row one by one and 17 by fours. From 384
+columns on there is no gain, and from memory a loss."""
+
 LONG_GRADIENT, LONG_GRADIENT_ALONE = 2048, 6144
 """Bytes of a long row of dx, with sums for dweight or dbias and without. Of float32, 16384 x 512 took 5.5 times a copy
 with ordinary stores and 2.2 with others, 16384 x 384 took 2.9 and 3.4; dx alone took 1.4 and 1.6 for 8192 x 1024, 1.7
@@ -61,18 +65,13 @@ def forward(call):
         weight, bias = scale(call, plan.double), parameter(bias)
         jobs = row_ranges(rows, cols)
         views = row_views((x, residual, total, y), axes, rows, cols)
-        stream = (
-            y.nbytes >= STREAMED
-            and cols * y.itemsize >= LONG_ROW
-            and x is not y
-            and views is not None
-        )
+        phase = _phase(call, y, cols, views)
 
         def work(arrays, first, start, stop):
             kept = (from_row(mean, first), from_row(rstd, first))
             x, residual, total, y = arrays
             options = (x, residual, weight, bias, total, y, *kept, eps, cols)
-            run_forward(plan, "stream" if stream else "", options, start, stop)
+            run_forward(plan, phase, options, start, stop)
 
         if views is None:
             over_copies(work, (x, residual), (total, y), axes, rows, cols, jobs)
@@ -104,10 +103,21 @@ def _by_leaves(call, work, views, parameters, rows, cols):
             work(views, 0, i, i + 1)
 
 
+def _phase(call, y, cols, views):
+    """The phase of the kernel for a forward call."""
+    if views is not None and y.nbytes >= STREAMED and cols * y.itemsize >= LONG_ROW and call.x is not y:
+        return "stream"
+    return "short" if cols <= SHORT and y.size >= SPLIT and _is_simple(call.plan) else ""
+
+
 def _is_wide(plan, rows, cols):
-    """Whether threads had better share each row. With options few wide rows have, none is shared."""
-    simple = not (plan.double or plan.other or plan.rstd)
-    return simple and cols >= SPLIT and rows <= get_num_threads() // 2
+    """Whether threads had better share each row."""
+    return _is_simple(plan) and cols >= SPLIT and rows <= get_num_threads() // 2
+
+
+def _is_simple(plan):
+    """Whether there are special kernels for short and wide rows: not for options that few have."""
+    return not (plan.double or plan.other or plan.rstd)
 
 
 def _kept(statistic, x, axes):

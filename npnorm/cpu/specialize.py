@@ -38,8 +38,8 @@ ELEMENTS = {
 def kernel(plan: Plan, extreme: bool = False, phase: str = "") -> Callable[..., Any]:
     """The compiled kernel of a plan, a function of whatever is of the types it was compiled for: it checks nothing.
 
-    `extreme` is the one for rows of extreme size. The phase "stream" is for arrays larger than the cache;
-    "gather" and "apply" are the halves for very wide rows.
+    `extreme` is the one for rows of extreme size. The phase "stream" is for arrays larger than the cache, "short",
+    of a forward kernel without options, for many short rows; "gather" and "apply" are the halves for very wide rows.
     """
     key: Key = (plan, extreme, phase)
     return _kernels.get(key) or _compiled(key)
@@ -116,6 +116,7 @@ def _forward(plan: Plan, extreme: bool, phase: str) -> tuple[Callable[..., Any],
         extreme or None,
         np.float64(0) if add_in_double else np.float32(0),
         phase == "stream" or None,
+        phase == "short" or None,
     )
     signature = types.intp(
         _array(plan.x),
