@@ -67,6 +67,7 @@ class _Batch:
     def __init__(self, function: Callable[..., Any], jobs: Iterable[Sequence[Any]]) -> None:
         self.function = function
         self.jobs = deque(jobs)
+        self.ended: list[tuple[Any, Any]] = []
         self.left = len(self.jobs)
         self.lock = threading.Lock()
         self.finished = threading.Lock()
@@ -83,7 +84,7 @@ class _Batch:
                 return
             try:
                 if self.error is None:
-                    self.function(*job)
+                    self.ended.append((job, self.function(*job)))
             except BaseException as error:
                 self.error = error
             with self.lock:
@@ -113,12 +114,10 @@ class _Batch:
             time.sleep(1e-3)
 
 
-def run(function: Callable[..., Any], jobs: Sequence[Sequence[Any]], threads: int) -> None:
-    """Call function(*job) for every job, on up to `threads` threads, and return when all are done."""
+def run(function: Callable[..., Any], jobs: Sequence[Sequence[Any]], threads: int) -> list[tuple[Any, Any]]:
+    """Call function(*job) for every job, on up to `threads` threads: (job, result) of each, in any order."""
     if threads == 1 or len(jobs) == 1 or getattr(_here, "serving", False):
-        for job in jobs:
-            function(*job)
-        return
+        return [(job, function(*job)) for job in jobs]
     helpers = min(threads, len(jobs)) - 1
     pool = _pool
     waiting_kernel()  # compiled here: threads of the pool only call it
@@ -137,6 +136,7 @@ def run(function: Callable[..., Any], jobs: Sequence[Sequence[Any]], threads: in
             raise error
     finally:
         del error
+    return batch.ended
 
 
 def _serve(pool: _Pool) -> None:

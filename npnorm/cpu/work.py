@@ -104,15 +104,12 @@ def cut(length: int, count: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, length)) for start in range(0, length, size)]
 
 
-def spread(function: Callable[..., Any], jobs: Sequence[tuple[int, ...]]) -> None:
-    """Call function(*job) for every job on the threads there are."""
-    if len(jobs) == 1:
-        function(*jobs[0])
-    else:
-        pool.run(function, jobs, get_num_threads())
+def spread(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]]) -> list[tuple[Any, Any]]:
+    """Call function(*job) for every job on the threads there are: (job, result) of each, in any order."""
+    return pool.run(function, jobs, get_num_threads())
 
 
-def row_views(arrays: Sequence[Array | None], axes: int, rows: int, cols: int) -> list[Array | None] | None:
+def row_views(arrays: Sequence[Array | None], axes: int, cols: int) -> list[Array | None] | None:
     """Each array that is not None as kernels take it; None if one of them has no such view."""
     views: list[Array | None] = []
     for array in arrays:
@@ -123,14 +120,9 @@ def row_views(arrays: Sequence[Array | None], axes: int, rows: int, cols: int) -
     return views
 
 
-def over_views(work: Callable[..., Any], views: Sequence[Array | None], jobs: Sequence[tuple[int, ...]]) -> None:
-    """Call work(views, 0, start, stop, ...) for every job (start, stop, ...)."""
-    spread(lambda start, stop, *rest: work(views, 0, start, stop, *rest), jobs)
-
-
 def over_copies(
     work: Callable[..., Any], inputs: Sequence[Array | None], outputs: Sequence[Array | None], axes: int,
-    rows: int, cols: int, jobs: Sequence[tuple[int, ...]],
+    rows: int, cols: int, jobs: Sequence[tuple[Any, ...]],
 ) -> None:  # fmt: skip
     """Call work(tiles, first, start, stop, ...) for every job, on arrays that have no views as rows.
 
@@ -142,7 +134,7 @@ def over_copies(
     itemsize = max(a.itemsize for a in (*inputs, *outputs) if a is not None)
     step = max(1, BUFFER // (cols * itemsize))
 
-    def job(start: int, stop: int, *rest: int) -> None:
+    def job(start: int, stop: int, *rest: Any) -> None:
         for first in range(start, stop, step):
             last = min(first + step, stop)
             read = [None if s is None else s.read(first, last) for s in sources]
