@@ -187,9 +187,9 @@ def backward(centered, dy, x, weight, mean, rstd, eps, mask, out):
     if reached != rows:
         finish(plan, "", arguments, reached, rows)
     if sums is not None:
-        known.total(sums, dweight, 1, cols)
+        known.total(sums, dweight, 1, length, cols)
     if sums_2 is not None:
-        known.total(sums_2, dbias, 1, cols)
+        known.total(sums_2, dbias, 1, length, cols)
     return dx, dweight, dbias
 
 

@@ -103,8 +103,7 @@ def source(plan: Plan | str, extreme: bool, phase: str) -> tuple[Callable[..., A
 
 def _total(double: bool, gradient_format: str) -> tuple[Callable[..., Any], Signature]:
     function = make_total(double or None)
-    sizes = [types.intp] * 2
-    return function, types.void(_array("float64"), _array(gradient_format), *sizes)
+    return function, types.void(_array("float64"), _array(gradient_format), *(types.intp,) * 3)
 
 
 def _forward(plan: Plan, extreme: bool, phase: str) -> tuple[Callable[..., Any], Signature]:

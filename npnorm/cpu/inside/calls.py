@@ -249,6 +249,6 @@ def gradient_sums(double, wanted):
         if blocks == 0:
             gradient[...] = 0
         elif cols > 0:
-            outlined(total, (sums, vector_view(gradient), blocks, cols))
+            outlined(total, (sums, vector_view(gradient), blocks, sums.size // blocks, cols))
 
     return zeros, put
