@@ -21,7 +21,6 @@ from .work import (
     native,
     over_copies,
     parameter,
-    pieces,
     row_ranges,
     row_views,
     scale,
@@ -96,7 +95,7 @@ def _by_leaves(plan, arguments, rows):
     gather, apply = (kernel(plan, False, phase) for phase in ("gather", "apply"))
     leaves = -(-cols // LEAF)
     shared = (x, weight, bias, y, np.empty(2 * leaves), eps, cols)
-    ranges = cut(leaves, pieces(cols))
+    ranges = row_ranges(leaves, LEAF)
     for i in range(rows):
         jobs = [(*shared, i, start, stop) for start, stop in ranges]
         spread(gather, jobs)

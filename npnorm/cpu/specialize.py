@@ -93,7 +93,7 @@ def inner_kernel(plan: Plan | str, extreme: bool = False, phase: str = "") -> An
 def source(plan: Plan | str, extreme: bool, phase: str) -> tuple[Callable[..., Any], Signature]:
     """The Python function of a kernel, and the types it is compiled for."""
     if plan == "wait":
-        return wait, types.void(Argument(types.int64), types.int64, types.intp, types.intp)
+        return wait, types.void(*(Argument(types.int64),) * 2, types.int64, types.intp, types.intp)
     if isinstance(plan, str):
         return _total(extreme, phase)
     if phase in ("gather", "apply") and not plan.backward:

@@ -22,6 +22,9 @@ bytes a column, take half a megabyte at most."""
 JOB = 2**16
 """Elements of the smallest piece of work that a thread takes."""
 
+AHEAD = 2**15
+"""Elements that the caller has done when another thread begins, and those that take as long as that thread's end."""
+
 MUCH = 2**21
 """Elements from which work is cut into more pieces than there are threads."""
 
@@ -77,7 +80,7 @@ def row_ranges(rows: int, cols: int) -> list[tuple[int, int]]:
     elements = rows * cols
     if elements < SPLIT:
         return [(0, rows)]
-    return cut(rows, min(rows, pieces(elements)))
+    return cut(rows, min(rows, pieces(elements)), AHEAD // cols)
 
 
 def pieces(elements: int) -> int:
@@ -98,10 +101,11 @@ def block_count(rows: int, cols: int, double: bool) -> int:
     return max(1, min(MOST_BLOCKS, count, most))
 
 
-def cut(length: int, count: int) -> list[tuple[int, int]]:
-    """(start, stop) of at most `count` pieces of a length, all but the last equal."""
-    size = -(-length // count)
-    return [(start, min(start + size, length)) for start in range(0, length, size)]
+def cut(length: int, count: int, more: int = 0) -> list[tuple[int, int]]:
+    """(start, stop) of at most `count` pieces of a length, all but the last equal; the first has so many more."""
+    size = -(-(length - more) // count) if count > 1 else length
+    starts = [0, *range(more + size, length, size)]
+    return list(zip(starts, [*starts[1:], length], strict=True))
 
 
 def spread(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]]) -> list[tuple[Any, Any]]:
