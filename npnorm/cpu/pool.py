@@ -23,7 +23,7 @@ from .specialize import waiting_kernel
 ROUNDS = 2000
 """How long a thread waits without sleep: 30 to 80 µs."""
 
-MORE = 50
+MORE = 100
 """How long it goes on waiting when there is news, 2 to 4 µs: whoever brings them has the GIL for that long, and a
 thread that waits for the GIL sleeps. Two threads with 37 µs of work each took 63 µs without, and take 45."""
 

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,7 +23,7 @@ bytes a column, take half a megabyte at most."""
 JOB = 2**16
 """Elements of the smallest piece of work that a thread takes."""
 
-AHEAD = 2**15
+AHEAD = 3 * 2**14
 """Elements that the caller has done when another thread begins, and those that take as long as that thread's end."""
 
 MUCH = 2**21
@@ -30,6 +31,9 @@ MUCH = 2**21
 
 MOST_BLOCKS = 32
 """Blocks of rows whose sums for dweight and dbias are kept apart, so that threads can share the rows."""
+
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -75,21 +79,21 @@ def from_row(statistic: Array | None, first: int) -> Array | None:
     return statistic.reshape(-1)[first:]
 
 
-def row_ranges(rows: int, cols: int) -> list[tuple[int, int]]:
-    """(start, stop) of the pieces that threads take."""
-    elements = rows * cols
-    if elements < SPLIT:
-        return [(0, rows)]
-    return cut(rows, min(rows, pieces(elements)), AHEAD // cols)
-
-
-def pieces(elements: int) -> int:
-    """Into how many pieces work is cut: one for each thread, or more if it is much, since threads are not equally fast.
+def row_ranges(rows: int, cols: int) -> Ranges:
+    """(start, stop) of the pieces that threads take: one for each thread, or more if it is much, since threads are not
+    equally fast.
 
     Between pieces threads wait for the GIL, and one that sleeps while it waits costs 15 to 50 µs.
     """
-    threads = get_num_threads()
-    return 1 if threads == 1 else min(elements // JOB, threads if elements < MUCH else 4 * threads)
+    return _row_ranges(rows, cols, get_num_threads())
+
+
+@lru_cache
+def _row_ranges(rows: int, cols: int, threads: int) -> Ranges:
+    elements = rows * cols
+    if elements < SPLIT or threads == 1:
+        return ((0, rows),)
+    return cut(rows, min(rows, elements // JOB, threads if elements < MUCH else 4 * threads), AHEAD // cols)
 
 
 def block_count(rows: int, cols: int, double: bool) -> int:
@@ -101,11 +105,11 @@ def block_count(rows: int, cols: int, double: bool) -> int:
     return max(1, min(MOST_BLOCKS, count, most))
 
 
-def cut(length: int, count: int, more: int = 0) -> list[tuple[int, int]]:
+def cut(length: int, count: int, more: int = 0) -> Ranges:
     """(start, stop) of at most `count` pieces of a length, all but the last equal; the first has so many more."""
     size = -(-(length - more) // count) if count > 1 else length
-    starts = [0, *range(more + size, length, size)]
-    return list(zip(starts, [*starts[1:], length], strict=True))
+    starts = (0, *range(more + size, length, size))
+    return tuple(zip(starts, (*starts[1:], length), strict=True))
 
 
 def spread(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]]) -> list[tuple[Any, Any]]:
