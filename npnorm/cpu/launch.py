@@ -80,7 +80,7 @@ def forward(call):
 
 def forward_rows(plan, arguments, rows, in_place):
     """The forward kernel over all rows of a call; `arguments` are the kernel's."""
-    x, *_, y, _, _, _, cols = arguments
+    y, cols = arguments[5], arguments[-1]
     if _is_wide(plan, rows, cols):
         _by_leaves(plan, arguments, rows)
         return

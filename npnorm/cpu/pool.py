@@ -27,7 +27,6 @@ MORE = 100
 """How long it goes on waiting when there is news, 2 to 4 µs: whoever brings them has the GIL for that long, and a
 thread that waits for the GIL sleeps. Two threads with 37 µs of work each took 63 µs without, and take 45."""
 
-
 Signal: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 _UNHEARD: Signal = np.zeros(1, np.int64)
@@ -55,6 +54,8 @@ class _Pool:
         return self.queue.get()
 
     def grow(self, count: int) -> None:
+        if len(self.threads) >= count:
+            return
         with self.lock:
             while len(self.threads) < count:
                 name = f"npnorm-{len(self.threads)}"

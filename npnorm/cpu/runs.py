@@ -32,20 +32,15 @@ def run_shared(plan: Plan, phase: str, jobs: Sequence[tuple[Any, ...]]) -> None:
 def finish(plan: Plan, phase: str, arguments: Arguments, start: int, stop: int) -> None:
     """Rows from `start` on, an extreme one, at which the ordinary kernel has stopped."""
     ordinary = kernel(plan, False, phase)
+    if plan.backward:
+        extreme = kernel(plan, True, "" if phase == "group" else phase)
+    else:
+        extreme = kernel(plan._replace(other=None), True)
     while start < stop:
-        start = (_extreme_gradients if plan.backward else _extreme)(plan, phase, arguments, start, stop)
+        if plan.backward or plan.other is None:
+            start = extreme(*arguments, start, stop)
+        else:  # the residual has been added already
+            _, _, weight, bias, total, *others = arguments
+            start = extreme(total, None, weight, bias, None, *others, start, start + 1)
         if start < stop:
             start = ordinary(*arguments, start, stop)
-
-
-def _extreme(plan: Plan, phase: str, arguments: Arguments, start: int, stop: int) -> int:
-    run = kernel(plan._replace(other=None), True)
-    x, residual, weight, bias, total, *others = arguments
-    if residual is None:
-        return run(*arguments, start, stop)
-    # It has been added already.
-    return run(total, None, weight, bias, None, *others, start, start + 1)
-
-
-def _extreme_gradients(plan: Plan, phase: str, arguments: Arguments, start: int, stop: int) -> int:
-    return kernel(plan, True, "" if phase == "group" else phase)(*arguments, start, stop)
