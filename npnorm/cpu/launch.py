@@ -157,7 +157,8 @@ def backward(call):
 
 
 def backward_rows(plan, inputs, dx, gradients, eps, rows, cols):
-    """Gradients of all rows of a call; `inputs` are those of the kernel."""
+    """Gradients of all rows of a call, dweight and dbias as sums of blocks, which the shape decides. `inputs` are the
+    kernel's."""
     summed = plan.dweight or plan.dbias
     # Above half of WIDE there is one block of rows, which threads cannot share.
     if summed and (cols > WIDE or (cols > WIDE // 2 and get_num_threads() > 1)):
@@ -226,6 +227,7 @@ def _sums(plan, blocks, cols):
 
 
 def _put_sums(plan, sums, gradients):
+    """dweight and dbias, those that are wanted, from the sums of their blocks."""
     for gradient, of_blocks in zip(gradients, sums, strict=True):
         if gradient is not None:
             flat = _flat(gradient)

@@ -111,7 +111,7 @@ def forward(centered, x, residual, weight, bias, eps, out):
 def remember_backward(call):
     """Note the plan of a call, if it is a simple one: outputs of the default dtypes."""
     plan = call.plan
-    if plan.dresidual or call.weight_offset or plan.out not in (None, plan.x):
+    if plan.dresidual or call.weight_offset or plan.out not in (None, plan.x) or not any(call.mask):
         return
     if plan.double != ("float64" in (plan.x, plan.other, plan.weight)):
         return  # for an argument that the kernel does not see
