@@ -24,9 +24,9 @@ JOB = 2**16
 """Elements of the smallest piece of work that a thread takes."""
 
 AHEAD = 3 * 2**14
-"""How many elements more the caller's piece has, 6 to 10 µs of work. It begins 3 µs before the others, and should end when
-they have ended: whoever ends within the same microsecond as another waits for the GIL, and so sleeps. 512 x 768
-took 40 or 50 µs in equal pieces, by chance, and takes 38."""
+"""How many elements more the caller's piece has, 6 to 10 µs of work. It begins 3 µs before the others, and should
+end when they have ended: whoever ends in the same microsecond as another waits for the GIL, and so sleeps. RMSNorm
+of 512 x 768 took 40 or 50 µs in equal pieces, by chance, and takes 38."""
 
 MUCH = 2**21
 """Elements from which work is cut into more pieces than there are threads."""
