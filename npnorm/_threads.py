@@ -9,7 +9,13 @@ from contextlib import contextmanager
 from .cpu.machine import usable_cpus
 
 _chosen: int | None = None
-_here = threading.local()
+
+
+class _Here(threading.local):
+    alone = False
+
+
+_here = _Here()
 
 
 def set_num_threads(n: int) -> None:
@@ -56,7 +62,7 @@ def get_num_threads() -> int:
         If NPNORM_NUM_THREADS is not an integer of at least 1.
     """
     global _chosen
-    if getattr(_here, "alone", False):
+    if _here.alone:
         return 1
     if _chosen is None:
         value = os.environ.get("NPNORM_NUM_THREADS", "").strip()
@@ -69,7 +75,7 @@ def get_num_threads() -> int:
 @contextmanager
 def alone() -> Iterator[None]:
     """Within it, calls from this thread use no other; what other threads do stays as it is."""
-    before = getattr(_here, "alone", False)
+    before = _here.alone
     _here.alone = True
     try:
         yield

@@ -289,6 +289,19 @@ def test_add_in_place(norm, dtype):
         assert_all_same(result._asdict(), expected._asdict())
 
 
+def test_threads_leave_extreme_rows_to_a_second_round(norm, threads):
+    """In place: a residual that has been added is not added again."""
+    x, residual = random((600, 513)), random((600, 513), seed=1)
+    for array in x, residual:
+        array[[0, 7, 8, 400, 599]] *= np.float32(1e30)
+    threads(1)
+    expected = norm.add(x, residual)
+    for count in (2, 5):
+        threads(count)
+        y = x.copy()
+        assert_all_same(norm.add(y, residual, residual_out=y)._asdict(), expected._asdict())
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "layout",

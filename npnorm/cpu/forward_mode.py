@@ -10,7 +10,7 @@ import numpy as np
 from .._plan import Derivative
 from .._results import Array
 from .layout import Rows
-from .runs import run_backward, run_forward
+from .runs import run
 from .work import extent, native, row_ranges, scale, spread
 
 TILE = 3 * 2**12
@@ -54,14 +54,14 @@ def _derivative(
     if dx is not None:
         # No weight, dresidual, statistics and parameters before dx, no sums after it.
         arguments = (dx, x, *(None,) * 5, dy, None, None, call.eps, cols)
-        run_backward(call.projected, "", arguments, 0, rows)
+        run(call.projected, "", arguments, 0, rows)
         if scale is not None:
             dy *= scale
     if dweight is not None:
         normalized = np.empty((rows, cols))
         # No residual, weight, bias and sum before y, no statistics after it.
         found = (x, *(None,) * 4, normalized, None, None, call.eps, cols)
-        run_forward(call.normalized, "", found, 0, rows)
+        run(call.normalized, "", found, 0, rows)
         normalized *= dweight
         dy += normalized
     if dbias is not None:

@@ -128,10 +128,9 @@ def make_wide(centered, rounding, gather):
 def make_total(double):
     """The kernel that adds up the sums of blocks."""
 
-    def total(sums, gradient, blocks, cols):
+    def total(sums, gradient, blocks, stride, cols):
         """gradient = Σ sums over the blocks in order, rounded once; for float64 with what was lost."""
-        size = cols if double is None else 2 * cols
-        all_sums = vector(sums, blocks * size)
+        all_sums = vector(sums, blocks * stride)
         target = vector(gradient, cols)
         for j in range(cols):
             value = all_sums[j]
@@ -140,10 +139,10 @@ def make_total(double):
                 error = all_sums[cols + j]
             for block in range(1, blocks):
                 if double is None:
-                    value += all_sums[block * size + j]
+                    value += all_sums[block * stride + j]
                 else:
-                    value, error = add_exactly(value, error, all_sums[block * size + j])
-                    error += all_sums[block * size + cols + j]
+                    value, error = add_exactly(value, error, all_sums[block * stride + j])
+                    error += all_sums[block * stride + cols + j]
             store(target, j, compensated(value, error), 0)
 
     return total

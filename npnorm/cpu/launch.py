@@ -8,7 +8,7 @@ from .gradients import PARAMETERS
 from .layout import column_range
 from .machine import streaming_size
 from .rows import LEAF
-from .runs import run_backward, run_forward
+from .runs import run, run_shared
 from .specialize import kernel, total_kernel
 from .work import (
     JOB,
@@ -20,9 +20,7 @@ from .work import (
     from_row,
     native,
     over_copies,
-    over_views,
     parameter,
-    pieces,
     row_ranges,
     row_views,
     scale,
@@ -33,6 +31,10 @@ from .work import (
 RANGE = 2**14
 """Columns of a range in which all rows of a very wide array get their gradients: 256 KB of sums, in the
 second cache."""
+
+GAP = 128
+"""Numbers between the sums of two blocks: a processor reads ahead, and takes lines from one that writes to them. Of
+512 x 768 on two threads, the second took 70 µs for its half, and 88 without."""
 
 STREAMED = streaming_size()
 """Bytes of an output from which its long rows are written past the cache, and the rows after them fetched."""
@@ -63,51 +65,52 @@ def forward(call):
     rstd = np.full(rows, np.nan) if plan.rstd else None
     if rows and cols:
         weight, bias = scale(call, plan.double), parameter(bias)
-        jobs = row_ranges(rows, cols)
-        views = row_views((x, residual, total, y), axes, rows, cols)
-        phase = _phase(call, y, cols, views)
-
-        def work(arrays, first, start, stop):
-            kept = (from_row(mean, first), from_row(rstd, first))
-            x, residual, total, y = arrays
-            options = (x, residual, weight, bias, total, y, *kept, eps, cols)
-            run_forward(plan, phase, options, start, stop)
-
-        if views is None:
-            over_copies(work, (x, residual), (total, y), axes, rows, cols, jobs)
-        elif _is_wide(plan, rows, cols):
-            _by_leaves(call, work, views, (weight, bias), rows, cols)
+        views = row_views((x, residual, total, y), axes, cols)
+        if views is not None:
+            x_view, residual, total_view, y_view = views
+            arguments = (x_view, residual, weight, bias, total_view, y_view, mean, rstd, eps, cols)
+            forward_rows(plan, arguments, rows, x is y)
         else:
-            over_views(work, views, jobs)
+
+            def work(tiles, first, start, stop):
+                x, residual, total, y = tiles
+                kept = (from_row(mean, first), from_row(rstd, first))
+                run(plan, "", (x, residual, weight, bias, total, y, *kept, eps, cols), start, stop)
+
+            over_copies(work, (x, residual), (total, y), axes, rows, cols, row_ranges(rows, cols))
     return y, total, _kept(mean, x, axes), _kept(rstd, x, axes)
 
 
-def _by_leaves(call, work, views, parameters, rows, cols):
-    """Rows one after another, each shared by the threads: first its sums, then its elements."""
-    gather, apply = (kernel(call.plan, False, phase) for phase in ("gather", "apply"))
-    leaves = -(-cols // LEAF)
-    ranges = cut(leaves, pieces(cols))
-    arguments = (views[0], *parameters, views[3], np.empty(2 * leaves), call.eps, cols)
-    for i in range(rows):
-        ordinary: list[bool] = []
-
-        def gather_leaves(start, stop, i=i):
-            gather(*arguments, i, start, stop)
-
-        def apply_leaves(start, stop, i=i, ordinary=ordinary):
-            ordinary.append(apply(*arguments, i, start, stop))
-
-        spread(gather_leaves, ranges)
-        spread(apply_leaves, ranges)
-        if not all(ordinary):
-            work(views, 0, i, i + 1)
+def forward_rows(plan, arguments, rows, in_place):
+    """The forward kernel over all rows of a call; `arguments` are the kernel's."""
+    y, cols = arguments[5], arguments[-1]
+    if _is_wide(plan, rows, cols):
+        _by_leaves(plan, arguments, rows)
+        return
+    jobs = [(*arguments, start, stop) for start, stop in row_ranges(rows, cols)]
+    run_shared(plan, _phase(plan, y, rows, cols, in_place), jobs)
 
 
-def _phase(call, y, cols, views):
+def _phase(plan, y, rows, cols, in_place):
     """The phase of the kernel for a forward call."""
-    if views is not None and y.nbytes >= STREAMED and cols * y.itemsize >= LONG_ROW and call.x is not y:
+    row = cols * y.itemsize
+    if row >= LONG_ROW and rows * row >= STREAMED and not in_place:
         return "stream"
-    return "short" if cols <= SHORT and y.size >= SPLIT and _is_simple(call.plan) else ""
+    return "short" if cols <= SHORT and rows * cols >= SPLIT and _is_simple(plan) else ""
+
+
+def _by_leaves(plan, arguments, rows):
+    """Rows one after another, each shared by the threads: first its sums, then its elements."""
+    x, _, weight, bias, _, y, _, _, eps, cols = arguments
+    gather, apply = (kernel(plan, False, phase) for phase in ("gather", "apply"))
+    leaves = -(-cols // LEAF)
+    shared = (x, weight, bias, y, np.empty(2 * leaves), eps, cols)
+    ranges = row_ranges(leaves, LEAF)
+    for i in range(rows):
+        jobs = [(*shared, i, start, stop) for start, stop in ranges]
+        spread(gather, jobs)
+        if not all(ordinary for _, ordinary in spread(apply, jobs)):
+            run(plan, "", arguments, i, i + 1)
 
 
 def _is_wide(plan, rows, cols):
@@ -129,7 +132,7 @@ def _kept(statistic, x, axes):
 
 def backward(call):
     """dx, dweight and dbias of a checked call, None where they are masked out."""
-    x, axes = call.x, call.axes
+    plan, x, axes, eps = call.plan, call.x, call.axes, call.eps
     shape = x.shape[x.ndim - axes :]
     dtype = native((x if call.weight is None else call.weight).dtype)
     dx, dweight, dbias = call.out
@@ -139,70 +142,81 @@ def backward(call):
         dweight = np.empty(shape, dtype)
     if call.mask[2] and dbias is None:
         dbias = np.empty(shape, dtype)
+    gradients = (dweight, dbias)
     rows, cols = extent(x, axes)
     if not (rows and cols):
-        for gradient in (dweight, dbias):
+        for gradient in gradients:
             if gradient is not None:
                 gradient.fill(0)
     elif any(call.mask):
-        arrays = (call.dy, x, call.dresidual, dx)
-        views = row_views(arrays, axes, rows, cols)
-        gradients = (dweight, dbias)
-        # Above half of WIDE there is one block of rows, which threads cannot share.
-        wide = cols > WIDE or (cols > WIDE // 2 and get_num_threads() > 1)
-        if wide and views is not None and any(call.mask[1:]):
-            _by_columns(call, views, gradients, rows, cols)
+        weight, mean, rstd = scale(call, plan.double), statistic(call.mean), statistic(call.rstd)
+        inputs = (call.dy, x, call.dresidual)
+        views = row_views((*inputs, dx), axes, cols)
+        if views is not None:
+            dy, x, dresidual, dx_view = views
+            backward_rows(plan, (dy, x, weight, dresidual, mean, rstd), dx_view, gradients, eps, rows, cols)
         else:
-            _by_rows(call, arrays, views, gradients, rows, cols)
+            blocks = _blocks(plan, rows, cols)
+            sums = _sums(plan, len(blocks), cols)
+
+            def work(tiles, first, start, stop, *sums):
+                dy, x, dresidual, dx = tiles
+                kept = (from_row(mean, first), from_row(rstd, first))
+                run(plan, "", (dy, x, weight, dresidual, *kept, None, dx, *sums, eps, cols), start, stop)
+
+            jobs = [(*block, *own) for block, own in zip(blocks, zip(*sums, strict=True), strict=True)]
+            over_copies(work, inputs, (dx,), axes, rows, cols, jobs)
+            _put_sums(plan, sums, gradients)
     return dx, dweight, dbias
 
 
-def _by_rows(call, arrays, views, gradients, rows, cols):
-    """Gradients in one pass; dweight and dbias as sums of blocks of rows, which the shape decides."""
-    plan, weight = call.plan, scale(call, call.plan.double)
-    mean, rstd = statistic(call.mean), statistic(call.rstd)
-    blocks = [(*block, i) for i, block in enumerate(_blocks(plan, rows, cols))]
+def backward_rows(plan, inputs, dx, gradients, eps, rows, cols):
+    """Gradients of all rows of a call, dweight and dbias as sums of blocks, which the shape decides. `inputs` are the
+    kernel's."""
+    summed = plan.dweight or plan.dbias
+    # Above half of WIDE there is one block of rows, which threads cannot share.
+    if summed and (cols > WIDE or (cols > WIDE // 2 and get_num_threads() > 1)):
+        _by_columns(plan, inputs, dx, gradients, eps, rows, cols)
+        return
+    blocks = _blocks(plan, rows, cols)
     sums = _sums(plan, len(blocks), cols)
-    phase = "stream" if views is not None and _is_streamed(call, rows, cols) else ""
-
-    def work(tiles, first, start, stop, block):
-        dy, x, dresidual, dx = tiles
-        own = [None if s is None else s[block] for s in sums]
-        options = (from_row(mean, first), from_row(rstd, first), None, dx, *own, call.eps, cols)
-        run_backward(plan, phase, (dy, x, weight, dresidual, *options), start, stop)
-
-    if views is not None:
-        over_views(work, views, blocks)
-    else:
-        over_copies(work, arrays[:3], arrays[3:], call.axes, rows, cols, blocks)
-    for gradient, of_blocks in zip(gradients, sums, strict=True):
-        if gradient is not None:
-            flat = _flat(gradient)
-            _add_up(plan, of_blocks, flat)
-            _put_flat(gradient, flat)
+    jobs = [
+        (*inputs, None, dx, *own, eps, cols, *block)
+        for block, own in zip(blocks, zip(*sums, strict=True), strict=True)
+    ]
+    run_shared(plan, "stream" if _is_streamed(inputs, dx, summed, rows, cols) else "", jobs)
+    _put_sums(plan, sums, gradients)
 
 
-def _by_columns(call, views, gradients, rows, cols):
+def _is_streamed(inputs, dx, summed, rows, cols):
+    """Whether dx is better written past the cache: it and what is read are too large, and share no memory."""
+    if dx is None:
+        return False
+    dy, x, *_ = inputs
+    row = cols * x.itemsize
+    if row < (LONG_GRADIENT if summed else LONG_GRADIENT_ALONE) or 3 * rows * row < 2 * STREAMED:
+        return False
+    return not (np.may_share_memory(dx, dy) or np.may_share_memory(dx, x))
+
+
+def _by_columns(plan, inputs, dx, gradients, eps, rows, cols):
     """The same bits for very wide rows: first what rows need, then ranges of columns, all rows of each."""
-    plan, weight = call.plan, scale(call, call.plan.double)
-    dy, x = views[:2]
+    dy, x, weight, dresidual, mean, rstd = inputs
     parameters = np.empty((rows, PARAMETERS))
-    given = (statistic(call.mean), statistic(call.rstd), parameters, None, None, None)
     gather = plan._replace(out=None, dweight=None, dbias=None, dresidual=None)
-
-    def gather_rows(start, stop):
-        run_backward(gather, "gather", (dy, x, weight, None, *given, call.eps, cols), start, stop)
-
-    spread(gather_rows, row_ranges(rows, cols))
+    given = (dy, x, weight, None, mean, rstd, parameters, None, None, None, eps, cols)
+    run_shared(gather, "gather", [(*given, *block) for block in row_ranges(rows, cols)])
     apply = plan._replace(mean=None, rstd=None)
     flats = [None if g is None else _flat(g).reshape(-1) for g in gradients]
 
     def apply_range(start, stop):
-        dy, x, dresidual, dx = (column_range(view, rows, cols, start, stop) for view in views)
+        views = (column_range(view, rows, cols, start, stop) for view in (dy, x, dresidual, dx))
+        dy_part, x_part, dresidual_part, dx_part = views
         part = None if weight is None else weight.reshape(-1)[start:stop]
         sums = _sums(plan, 1, stop - start)
-        options = (None, None, parameters, dx, *sums, call.eps, stop - start)
-        run_backward(apply, "apply", (dy, x, part, dresidual, *options), 0, rows)
+        own = (s[0] for s in sums)
+        options = (None, None, parameters, dx_part, *own, eps, stop - start)
+        run(apply, "apply", (dy_part, x_part, part, dresidual_part, *options), 0, rows)
         for flat, total in zip(flats, sums, strict=True):
             if flat is not None:
                 _add_up(plan, total, flat[start:stop])
@@ -215,18 +229,6 @@ def _by_columns(call, views, gradients, rows, cols):
             _put_flat(gradient, flat)
 
 
-def _is_streamed(call, rows, cols):
-    """Whether dx is better written past the cache: it and what is read are too large, and share no memory."""
-    if not call.mask[0]:
-        return False
-    long_row = LONG_GRADIENT if any(call.mask[1:]) else LONG_GRADIENT_ALONE
-    row = cols * call.x.itemsize
-    if row < long_row or 3 * rows * row < 2 * STREAMED:
-        return False
-    dx = call.out[0]
-    return dx is None or not (np.may_share_memory(dx, call.dy) or np.may_share_memory(dx, call.x))
-
-
 def _blocks(plan, rows, cols):
     """(start, stop) of blocks of rows: those whose sums are kept apart, or any, if there are no sums."""
     if not (plan.dweight or plan.dbias):
@@ -235,15 +237,25 @@ def _blocks(plan, rows, cols):
 
 
 def _sums(plan, blocks, cols):
-    """Zeros to add the terms of dweight and dbias to; for float64 with room for what additions lose."""
-    shape = (blocks, 2 * cols if plan.double else cols)
-    return [np.zeros(shape) if wanted else None for wanted in (plan.dweight, plan.dbias)]
+    """Zeros for each block to add its terms of dweight and dbias to; for float64 with room for what additions lose."""
+    size = 2 * cols if plan.double else cols
+    wanted = (plan.dweight, plan.dbias)
+    return [np.zeros((blocks, size + GAP)) if each else (None,) * blocks for each in wanted]
+
+
+def _put_sums(plan, sums, gradients):
+    """dweight and dbias, those that are wanted, from the sums of their blocks."""
+    for gradient, of_blocks in zip(gradients, sums, strict=True):
+        if gradient is not None:
+            flat = _flat(gradient)
+            _add_up(plan, of_blocks, flat)
+            _put_flat(gradient, flat)
 
 
 def _add_up(plan, sums, gradient):
     """The sums of blocks as a contiguous gradient."""
     run = total_kernel(plan.double, format_of(gradient.dtype))
-    run(sums, gradient, len(sums), gradient.size)
+    run(sums, gradient, *sums.shape, gradient.size)
 
 
 def _flat(gradient):

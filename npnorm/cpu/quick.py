@@ -10,9 +10,8 @@ import math
 import numpy as np
 from numpy import empty, ndarray, zeros
 
-from .._plan import Backward, Forward
 from . import launch
-from .runs import run_backward, run_forward
+from .runs import finish
 from .specialize import kernel, total_kernel
 from .work import SPLIT, WIDE
 
@@ -96,23 +95,23 @@ def forward(centered, x, residual, weight, bias, eps, out):
     else:
         return None
     total = None if residual is None else empty(shape, dtype)
-    if size >= SPLIT:
-        launch.forward(Forward(known.plan, x, residual, weight, bias, y, total, 1, eps, 0.0, None))
-        return y if residual is None else (y, total)
-    run = known.run or known.load()
     cols = shape[-1]
     rows = size // cols
     arguments = (x, residual, weight, bias, total, y, None, None, eps, cols)
-    reached = run(*arguments, 0, rows)
-    if reached != rows:
-        run_forward(known.plan, "", arguments, reached, rows)
+    if size >= SPLIT:
+        launch.forward_rows(known.plan, arguments, rows, x is y)
+    else:
+        run = known.run or known.load()
+        reached = run(*arguments, 0, rows)
+        if reached != rows:
+            finish(known.plan, "", arguments, reached, rows)
     return y if residual is None else (y, total)
 
 
 def remember_backward(call):
     """Note the plan of a call, if it is a simple one: outputs of the default dtypes."""
     plan = call.plan
-    if plan.dresidual or call.weight_offset or plan.out not in (None, plan.x):
+    if plan.dresidual or call.weight_offset or plan.out not in (None, plan.x) or not any(call.mask):
         return
     if plan.double != ("float64" in (plan.x, plan.other, plan.weight)):
         return  # for an argument that the kernel does not see
@@ -167,30 +166,30 @@ def backward(centered, dy, x, weight, mean, rstd, eps, mask, out):
         ):
             return None
     cols = shape[-1]
-    if size >= SPLIT or cols > WIDE:
-        arrays = (dy, x, weight, mean, rstd, None)
-        return launch.backward(
-            Backward(known.plan, *arrays, mask, (dx, dweight, dbias), 1, eps, 0.0, None, None)
-        )  # fmt: skip
+    rows = size // cols
+    plan = known.plan
     if dx is None and mask[0]:
         dx = empty(shape, dtype)
     if dweight is None and mask[1]:
         dweight = empty(row_shape, gradient_dtype)
     if dbias is None and mask[2]:
         dbias = empty(row_shape, gradient_dtype)
-    run, plan = known.run or known.load(), known.plan
-    rows = size // cols
+    inputs = (dy, x, weight, None, mean, rstd)
+    if size >= SPLIT or cols > WIDE:
+        launch.backward_rows(plan, inputs, dx, (dweight, dbias), eps, rows, cols)
+        return dx, dweight, dbias
+    run = known.run or known.load()
     length = 2 * cols if plan.double else cols
     sums = None if dweight is None else zeros(length)
     sums_2 = None if dbias is None else zeros(length)
-    arguments = (dy, x, weight, None, mean, rstd, None, dx, sums, sums_2, eps, cols)
+    arguments = (*inputs, None, dx, sums, sums_2, eps, cols)
     reached = run(*arguments, 0, rows)
     if reached != rows:
-        run_backward(plan, "", arguments, reached, rows)
+        finish(plan, "", arguments, reached, rows)
     if sums is not None:
-        known.total(sums, dweight, 1, cols)
+        known.total(sums, dweight, 1, length, cols)
     if sums_2 is not None:
-        known.total(sums_2, dbias, 1, cols)
+        known.total(sums_2, dbias, 1, length, cols)
     return dx, dweight, dbias
 
 

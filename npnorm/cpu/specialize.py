@@ -92,7 +92,7 @@ def inner_kernel(plan: Plan | str, extreme: bool = False, phase: str = "") -> An
 def source(plan: Plan | str, extreme: bool, phase: str) -> tuple[Callable[..., Any], Signature]:
     """The Python function of a kernel, and the types it is compiled for."""
     if plan == "wait":
-        return wait, types.void(Argument(types.int64), types.int64, types.intp, types.intp)
+        return wait, types.void(*(Argument(types.int64),) * 2, types.int64, types.intp, types.intp)
     if isinstance(plan, str):
         return _total(extreme, phase)
     if phase in ("gather", "apply") and not plan.backward:
@@ -102,8 +102,7 @@ def source(plan: Plan | str, extreme: bool, phase: str) -> tuple[Callable[..., A
 
 def _total(double: bool, gradient_format: str) -> tuple[Callable[..., Any], Signature]:
     function = make_total(double or None)
-    sizes = [types.intp] * 2
-    return function, types.void(_array("float64"), _array(gradient_format), *sizes)
+    return function, types.void(_array("float64"), _array(gradient_format), *(types.intp,) * 3)
 
 
 def _forward(plan: Plan, extreme: bool, phase: str) -> tuple[Callable[..., Any], Signature]:

@@ -22,6 +22,18 @@ def _now(typingctx, signal):
 
 
 @intrinsic
+def _announce(typingctx, signal):
+    """Make signal[0] 1, after all that was written before."""
+
+    def codegen(context, builder, signature, args):
+        data = context.make_array(signal)(context, builder, args[0]).data
+        builder.store_atomic(context.get_constant(types.int64, 1), data, "release", 8)
+        return context.get_dummy_value()
+
+    return types.none(signal), codegen
+
+
+@intrinsic
 def _pause(typingctx):
     """Tell an x86 that this loop waits."""
 
@@ -34,8 +46,9 @@ def _pause(typingctx):
     return types.none(), codegen
 
 
-def wait(signal, known, rounds, more):
-    """Return when signal[0] is no longer `known`, and `more` rounds later; or after so many rounds."""
+def wait(ended, signal, known, rounds, more):
+    """Make ended[0] 1. Return when signal[0] is no longer `known`, and `more` rounds later; or after so many rounds."""
+    _announce(vector(ended, 1))
     numbers = vector(signal, 1)
     for _ in range(rounds):
         if _now(numbers) != known:

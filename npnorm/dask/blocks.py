@@ -81,5 +81,5 @@ def round_pairs(pairs, axis, keepdims=False, *, gradient_dtype):
         from ..cpu.specialize import total_kernel
 
         # Not NumPy's conversion, which takes two roundings to bfloat16.
-        total_kernel(True, format_of(gradient.dtype))(total, gradient, 1, gradient.size)
+        total_kernel(True, format_of(gradient.dtype))(total, gradient, 1, total.size, gradient.size)
     return gradient

@@ -54,7 +54,7 @@ def outlined(typingctx, kernel, arguments):
 
 @cache
 def over_rows(plan):
-    """Ranges of rows through the forward kernels of a plan, as `runs.run_forward` takes them."""
+    """Ranges of rows through the forward kernels of a plan, as `runs.run` takes them."""
     ordinary = inner_kernel(plan)
     extreme = inner_kernel(plan._replace(other=None), True)
     has_residual = True if plan.other else None
@@ -82,7 +82,7 @@ def over_rows(plan):
 
 @cache
 def gradients_over_rows(plan):
-    """Ranges of rows through the backward kernels of a plan, as `runs.run_backward` takes them."""
+    """Ranges of rows through the backward kernels of a plan, as `runs.run` takes them."""
     ordinary, extreme = inner_kernel(plan), inner_kernel(plan, True)
 
     @njit(**INLINED)
@@ -249,6 +249,6 @@ def gradient_sums(double, wanted):
         if blocks == 0:
             gradient[...] = 0
         elif cols > 0:
-            outlined(total, (sums, vector_view(gradient), blocks, cols))
+            outlined(total, (sums, vector_view(gradient), blocks, sums.size // blocks, cols))
 
     return zeros, put
