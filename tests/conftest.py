@@ -21,7 +21,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Under `--dist loadgroup`, tests of a norm and a dtype run in one worker.
+    """Under `--dist loadgroup`, tests of a norm and a dtype, mostly float32 where they name none, run in one worker.
 
     Kernels of different options call the same functions, which each process compiles anew: most of a compilation.
     """
@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(config, items):
         given = getattr(getattr(item, "callspec", None), "params", {})
         if "norm" in given:
             norm = getattr(given["norm"], "name", given["norm"])
-            item.add_marker(pytest.mark.xdist_group(f"{norm} {given.get('dtype', '')}"))
+            item.add_marker(pytest.mark.xdist_group(f"{norm} {given.get('dtype', 'float32')}"))
 
 
 def pytest_unconfigure(config):
