@@ -27,7 +27,7 @@ train: $(call extras,example) ## train a small GPT in plain NumPy: 2 minutes
 	@$(BIN)/python examples/train_tiny_gpt.py
 
 test: $(call extras,test example) $(VENV)/model ## run the tests and the doctests
-	@$(BIN)/python -m pytest -n $(WORKERS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 test-cuda: $(call extras,test cu13) ## compile the CUDA kernels and test what comes out: no GPU is needed
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests/cuda_compile

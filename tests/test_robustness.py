@@ -40,16 +40,24 @@ with warnings.catch_warnings(record=True) as caught:
     x = np.random.default_rng(0).standard_normal((40, 129))
     for dtype in DTYPES:
         rows = x.astype(dtype)
-        for name in ("layer_norm", "rms_norm"):
-            for _ in range(2):
-                y = getattr(npnorm, name)(rows, rows[0])
-                expected = getattr(reference, name)(rows, rows[0])
-                tolerance = 4 * np.finfo(dtype).eps
-                np.testing.assert_allclose(y, expected, rtol=tolerance, atol=tolerance)
+        for name in NORMS:
+            for weights in ((), (rows[0],)):
+                for _ in range(2):
+                    y = getattr(npnorm, name)(rows, *weights)
+                    expected = getattr(reference, name)(rows, *weights)
+                    tolerance = 4 * np.finfo(dtype).eps
+                    np.testing.assert_allclose(y, expected, rtol=tolerance, atol=tolerance)
 for warning in caught:
     print(warning.category.__name__, str(warning.message).replace("\\n", " "))
 """
-SHORT_PROBE = PROBE.replace("DTYPES", '("float32",)')
+
+
+def probe(*dtypes, norms=("rms_norm",)):
+    """PROBE for two kernels of each dtype: what is done with files of kernels does not depend on what is in them."""
+    return PROBE.replace("DTYPES", repr(dtypes)).replace("NORMS", repr(norms))
+
+
+SHORT_PROBE = probe("float32")
 
 
 def python(code, *arguments, package=PACKAGE, **options):
@@ -517,7 +525,8 @@ def files_of(folder):
 def test_cache_is_filled_and_used(tmp_path):
     """A folder that is missing is made; the next process compiles nothing."""
     folder = tmp_path / "not" / "there yet, and ünicode"
-    assert warnings_of(python(SHORT_PROBE, NPNORM_CACHE_DIR=folder)) == []
+    calls = probe("float32", norms=("layer_norm", "rms_norm"))
+    assert warnings_of(python(calls, NPNORM_CACHE_DIR=folder)) == []
     files = files_of(folder)
     assert files, "nothing was cached"
     before = [(path, path.stat().st_mtime_ns) for path in files]
@@ -526,14 +535,14 @@ def test_cache_is_filled_and_used(tmp_path):
         compiler.Compiler.compile_extra = property(lambda self: 1 / 0)
         compiler.CompilerBase.compile_extra = property(lambda self: 1 / 0)
     """
-    assert warnings_of(python(textwrap.dedent(counting) + SHORT_PROBE, NPNORM_CACHE_DIR=folder)) == []
+    assert warnings_of(python(textwrap.dedent(counting) + calls, NPNORM_CACHE_DIR=folder)) == []
     assert [(path, path.stat().st_mtime_ns) for path in files_of(folder)] == before
 
 
 def test_cache_folder_that_cannot_be_made(tmp_path):
     """Below a file; so not even root can."""
     (tmp_path / "file").write_text("")
-    assert_one_warning(python(PROBE.replace("DTYPES", '("float32", "float64")'),
+    assert_one_warning(python(probe("float32", "float64"),
                               NPNORM_CACHE_DIR=tmp_path / "file" / "folder"))  # fmt: skip
     assert_one_warning(python(SHORT_PROBE, NPNORM_CACHE_DIR=tmp_path / "file"))
 
@@ -711,10 +720,10 @@ def test_other_cpus(tmp_path, name):
 @on_x86
 def test_the_cache_knows_the_cpu(tmp_path):
     """A folder shared by machines: kernels of one CPU are not run on another."""
-    probe = PROBE.replace("DTYPES", '("float16",)')
-    python(probe, NPNORM_CACHE_DIR=tmp_path, NUMBA_CPU_NAME="x86-64-v3")
+    code = probe("float16")
+    python(code, NPNORM_CACHE_DIR=tmp_path, NUMBA_CPU_NAME="x86-64-v3")
     before = files_of(tmp_path)
-    python(probe, NPNORM_CACHE_DIR=tmp_path, NUMBA_CPU_NAME="generic")
+    python(code, NPNORM_CACHE_DIR=tmp_path, NUMBA_CPU_NAME="generic")
     assert len(files_of(tmp_path)) == 2 * len(before)
 
 
