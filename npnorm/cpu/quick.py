@@ -15,8 +15,8 @@ from .runs import finish
 from .specialize import kernel, total_kernel
 from .work import SPLIT, WIDE
 
-PLAIN = 0x101
-"""The flags C_CONTIGUOUS and ALIGNED."""
+PLAIN, OWNER = 0x101, 0x4
+"""The flags C_CONTIGUOUS and ALIGNED, and OWNDATA."""
 
 DOUBLE = np.dtype(np.float64)
 ALL, DX_ALONE = (True, True, True), (True, False, False)
@@ -62,35 +62,37 @@ def forward(centered, x, residual, weight, bias, eps, out):
     shape = x.shape
     dtype = x.dtype
     row_shape = shape[-1:]
+    flags = x.flags.num
     residual_dtype = weight_dtype = bias_dtype = None
     # Written out for weight and bias, which most calls have: a function would take 60 ns for each.
     if weight is not None:
         if type(weight) is not ndarray or weight.shape != row_shape:
             return None
-        if weight.flags.num & PLAIN != PLAIN:
-            return None
+        flags &= weight.flags.num
         weight_dtype = weight.dtype
     if bias is not None:
         if type(bias) is not ndarray or bias.shape != row_shape:
             return None
-        if bias.flags.num & PLAIN != PLAIN:
-            return None
+        flags &= bias.flags.num
         bias_dtype = bias.dtype
     if residual is not None:
-        if not _is_plain(residual, shape):
+        if type(residual) is not ndarray or residual.shape != shape:
             return None
+        flags &= residual.flags.num
         residual_dtype = residual.dtype
     known = _forward.get((centered, dtype, residual_dtype, weight_dtype, bias_dtype))
-    if known is None or x.flags.num & PLAIN != PLAIN or not 0.0 <= eps < math.inf or not shape:
+    if known is None or flags & PLAIN != PLAIN or not 0.0 <= eps < math.inf or not shape:
         return None
     size = x.size
     if not size:
         return None
     if out is None:
         y = empty(shape, dtype)
-    elif _is_plain_output(out, shape, dtype) and _are_apart(
-        (out,), (weight, bias, None if x is out else x, None if residual is out else residual)
-    ):
+    elif not _is_plain_output(out, shape, dtype):
+        return None
+    elif flags & out.flags.num & OWNER and out is not weight and out is not bias:
+        y = out  # each has memory of its own: 0.8 µs less than to look at them one by one
+    elif _are_apart((out,), (weight, bias, None if x is out else x, None if residual is out else residual)):
         y = out
     else:
         return None
