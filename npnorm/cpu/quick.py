@@ -15,8 +15,8 @@ from .runs import finish
 from .specialize import kernel, total_kernel
 from .work import SPLIT, WIDE
 
-PLAIN, OWNER = 0x101, 0x4
-"""The flags C_CONTIGUOUS and ALIGNED, and OWNDATA."""
+PLAIN, WRITEABLE, OWNER = 0x101, 0x501, 0x4
+"""The flags C_CONTIGUOUS and ALIGNED; WRITEABLE besides; OWNDATA."""
 
 DOUBLE = np.dtype(np.float64)
 ALL, DX_ALONE = (True, True, True), (True, False, False)
@@ -88,14 +88,18 @@ def forward(centered, x, residual, weight, bias, eps, out):
         return None
     if out is None:
         y = empty(shape, dtype)
-    elif not _is_plain_output(out, shape, dtype):
+    elif type(out) is not ndarray or out.shape != shape or out.dtype != dtype:
         return None
-    elif flags & out.flags.num & OWNER and out is not weight and out is not bias:
-        y = out  # each has memory of its own: 0.8 µs less than to look at them one by one
-    elif _are_apart((out,), (weight, bias, None if x is out else x, None if residual is out else residual)):
-        y = out
     else:
-        return None
+        y = out
+        out_flags = out.flags.num
+        if out_flags & WRITEABLE != WRITEABLE:
+            return None
+        # If each array has memory of its own, that takes 0.8 µs less to see than to look at them one by one.
+        if not (flags & out_flags & OWNER and out is not weight and out is not bias) and not _are_apart(
+            (out,), (weight, bias, None if x is out else x, None if residual is out else residual)
+        ):
+            return None
     total = None if residual is None else empty(shape, dtype)
     cols = shape[-1]
     rows = size // cols
@@ -202,7 +206,7 @@ def _is_plain(array, shape):
 
 def _is_plain_output(out, shape, dtype):
     """Whether kernels can write to it as it is."""
-    return _is_plain(out, shape) and out.dtype == dtype and out.flags.writeable
+    return type(out) is ndarray and out.shape == shape and out.dtype == dtype and out.flags.num & WRITEABLE == WRITEABLE
 
 
 def _are_apart(outputs, inputs):
