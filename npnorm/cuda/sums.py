@@ -182,6 +182,9 @@ def make_gather(spec):
                 if weighted:
                     load_weight(weights, 0, weight, j, limit)
                 normalize(words, at, normals, row)
+                for i in range(chunk):
+                    if not whole and j + i >= limit:
+                        normals[i] = zero  # beyond the row 0 - mean, which may be infinite times rstd, meets g = 0
                 multiply(dy_words, dy_at, weights, values, row)
                 if centered:
                     total, error = add_elements(total, error, values)
