@@ -26,9 +26,9 @@ import numpy as np
 
 from .._plan import Plan
 from .elements import make_elements
-from .rows import exchange_size, make_reduce, one, two
+from .rows import make_reduce, one, two
 from .statistics import make_statistics
-from .table import CHUNK, SIZES, WARP, Spec
+from .table import CHUNK, SIZES, WARP, Spec, exchange_size
 from .vectors import device
 
 __all__ = ["Norm", "Vectors", "make_norm", "make_sum", "make_vectors"]

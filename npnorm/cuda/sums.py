@@ -10,7 +10,6 @@ from .elements import TYPES, add_exactly, make_element, make_elements
 from .rows import (
     LARGEST_FACTOR,
     LARGEST_FACTOR_DOUBLE,
-    exchange_size,
     exponent_of,
     finite_factor,
     make_anyone,
@@ -20,7 +19,7 @@ from .rows import (
     power_of_two,
     two,
 )
-from .table import SIZES
+from .table import SIZES, exchange_size
 from .vectors import device
 
 try:
