@@ -334,9 +334,11 @@ def test_launches_are_forgotten(fake, monkeypatch):
     assert len(fake.named("load")) == 1
 
 
-def test_devices(fake):
+def test_devices(fake, monkeypatch):
     assert driver.devices() == [("Device 0", (9, 0)), ("Device 1", (9, 1))]
     assert is_available()
+    monkeypatch.setattr(driver, "devices", lambda: [("T4", (7, 5))])
+    assert not is_available()
 
 
 # The cache of cubins.
@@ -363,6 +365,12 @@ def test_kept_on_disk(compiled):
     assert len(compiled.made) == 1
     assert list(cache.files(compiled.folder)) == [cache.file_name(SPEC, (9, 0))]
     assert cache.folders() == [compiled.folder]
+
+
+def test_an_old_device(compiled):
+    with pytest.raises(RuntimeError, match="need a device of compute capability 8.0 or newer; got one of 7.5"):
+        cache.cubin(SPEC, (7, 5))
+    assert not compiled.made
 
 
 def test_names(compiled, monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any
 
 from .._locks import importing_or_compiling
 from . import cache as kernels
-from .table import Launch
+from .table import LEAST, Launch
 
 STATIC = 48 * 1024
 """Bytes of dynamic shared memory that a kernel may have without asking for more."""
@@ -35,7 +35,7 @@ def _is_installed(name: str) -> bool:
 
 
 def is_available() -> bool:
-    """Whether device arrays can be used: the extra is installed, and there are a driver and a device.
+    """Whether device arrays can be used: the extra is installed, and there are a driver and a device that is new enough.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def is_available() -> bool:
     True
     """
     try:
-        return bool(devices())
+        return any(capability >= LEAST for _, capability in devices())
     except (ImportError, RuntimeError):
         return False
 

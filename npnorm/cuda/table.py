@@ -14,6 +14,9 @@ SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 HALVES = ("float16", "bfloat16")
 
+LEAST = (8, 0)
+"""The oldest compute capability: code is lowered for it, and the linker makes that of newer ones from it."""
+
 CHUNK = 16
 """Bytes of a chunk of x: the widest access of a thread."""
 
