@@ -73,13 +73,13 @@ def test_without_a_driver(monkeypatch, uninitialised):
         raise OSError("libcuda.so.1 is nowhere")
 
     bindings(monkeypatch, initialise)
-    fails(RuntimeError, "NVIDIA's driver", "libcuda.so.1 is nowhere")
+    fails(RuntimeError, "npnorm's extra cu13 or cu12, and NVIDIA's driver", "libcuda.so.1 is nowhere")
     assert not is_available()
 
 
 def test_without_a_device(monkeypatch, uninitialised):
     bindings(monkeypatch, lambda flags: (SimpleNamespace(value=100, name="CUDA_ERROR_NO_DEVICE"),))
-    fails(RuntimeError, "CUDA cannot be initialised: CUDA_ERROR_NO_DEVICE")
+    fails(RuntimeError, "CUDA cannot be initialised: CUDA_ERROR_NO_DEVICE", "pip install 'npnorm[cu13]'")
 
 
 def test_after_a_fork(monkeypatch):

@@ -16,6 +16,8 @@ STATIC = 48 * 1024
 
 NEEDED = ("numba_cuda", "cuda.core", "cuda.bindings")
 
+NEEDS = "arrays on a CUDA device need npnorm's extra cu13 or cu12, and NVIDIA's driver"
+
 EXTRA = "pip install 'npnorm[cu13]', or 'npnorm[cu12]' for a driver of CUDA 12"
 
 _owner: int | None = None
@@ -35,7 +37,7 @@ def _is_installed(name: str) -> bool:
 
 
 def is_available() -> bool:
-    """Whether device arrays can be used: the extra is installed, and there are a driver and a device that is new enough.
+    """Whether device arrays can be used: there are the extra, a driver and a device of compute capability 8.0 or newer.
 
     Examples
     --------
@@ -64,21 +66,19 @@ def _initialised() -> SimpleNamespace:
     global _owner
     absent = missing()
     if absent:
-        raise ImportError(
-            f"arrays on a CUDA device need npnorm's extra cu13 or cu12; not installed: {', '.join(absent)}. "
-            f"Write {EXTRA}"
-        )
+        raise ImportError(f"{NEEDS}; not installed: {', '.join(absent)}. Write {EXTRA}")
     with importing_or_compiling:
         import cuda.core as core
         from cuda.bindings import driver
     try:
         (error,) = driver.cuInit(0)
     except Exception as failure:  # the bindings find no library of the driver
-        raise RuntimeError(
-            f"arrays on a CUDA device need NVIDIA's driver, and it cannot be loaded: {failure}"
-        ) from None
+        raise RuntimeError(f"{NEEDS}; the extra is installed, the driver cannot be loaded: {failure}") from None
     if error != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"CUDA cannot be initialised: {error.name}, see `nvidia-smi`")
+        raise RuntimeError(
+            f"{NEEDS}; CUDA cannot be initialised: {error.name}, see `nvidia-smi`. For a driver that is older than the "
+            f"extra, write {EXTRA}"
+        )
     _owner = os.getpid()
     return SimpleNamespace(core=core, driver=driver)
 
