@@ -26,9 +26,8 @@ NUMBERS = {bool, int, float, NoneType}
 """The types of options, and of the items of tuples, by which a call is remembered. Others may change their value."""
 
 Views = Sequence[DeviceArray | None]
-"""The arrays of a call, those that are written to last: y and residual_out, or the workspace, dx, dweight and dbias."""
-
-WRITTEN_FORWARD, WRITTEN_BACKWARD = 2, 4
+"""The arrays of a call, those that are written to last: y and residual_out, or the workspace and, if outputs are given,
+dx, dweight and dbias."""
 
 
 class Known:
@@ -91,7 +90,7 @@ def planned_forward(arguments: tuple[Any, ...], stream: Any) -> tuple[Any, Forwa
     call = plan_forward(
         centered, x, residual, weight, bias, axis, eps, offset, rounding, out, residual_out, *rest, stream=stream
     )
-    return known or _remembered(key, call, views, WRITTEN_FORWARD), call
+    return known or _remembered(key, call, views, written=2), call
 
 
 def planned_backward(arguments: tuple[Any, ...], stream: Any, workspace: Any) -> tuple[Any, Backward]:
@@ -115,7 +114,7 @@ def planned_backward(arguments: tuple[Any, ...], stream: Any, workspace: Any) ->
     call = plan_backward(
         centered, dy, x, weight, mean, rstd, axis, eps, offset, dresidual, mask, out, stream=stream, workspace=workspace
     )
-    return known or _remembered(key, call, views, WRITTEN_BACKWARD), call
+    return known or _remembered(key, call, views, written=1 + len(outputs)), call
 
 
 def _checked(call: Any) -> tuple[Any, Any]:
