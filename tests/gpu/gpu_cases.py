@@ -99,6 +99,15 @@ def _cases():
 CASES = [case for case in _cases() if case.dtype in DTYPES]
 
 
+def chosen(names):
+    """The cases whose names are given, with | between them; all, if none are."""
+    wanted = set(names.split("|") if names else ())
+    unknown = wanted - {case.name for case in CASES}
+    if unknown:
+        raise ValueError(f"there are no cases {sorted(unknown)}")
+    return [case for case in CASES if not wanted or case.name in wanted]
+
+
 def _data(case):
     """Arrays of a case on the host, the same at every run."""
     random = np.random.default_rng(zlib.crc32(case.name.encode()))
