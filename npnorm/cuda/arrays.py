@@ -169,10 +169,13 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
     return tuple(reversed(strides))
 
 
-def device_array(name: str, value: Any, streams: dict[int, int] | None = None) -> DeviceArray | None:
+def device_array(
+    name: str, value: Any, streams: dict[int, int] | None = None, ready: int = LEGACY
+) -> DeviceArray | None:
     """An array on a CUDA device as a view; None of what is in host memory.
 
-    PyTorch is asked for its current stream, which takes a microsecond, if `streams` does not have the device's.
+    PyTorch is asked for its current stream, which takes a microsecond, if `streams` does not have the device's. An
+    array with DLPack alone names no stream, but makes itself ready on one: `ready`.
     """
     if type(value) is DeviceArray:
         return value
@@ -184,7 +187,7 @@ def device_array(name: str, value: Any, streams: dict[int, int] | None = None) -
     if interface is not None:
         return _of_interface(name, value, interface, number)
     if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
-        return _of_dlpack(name, value, number)
+        return _of_dlpack(name, value, number, ready)
     return None
 
 
@@ -254,16 +257,16 @@ def _of_interface(name: str, value: Any, interface: dict[str, Any], number: int 
     )
 
 
-def _of_dlpack(name: str, value: Any, number: int | None) -> DeviceArray:
-    """A tensor by its capsule, made ready on the legacy default stream."""
-    found = dlpack.read(value, LEGACY)
+def _of_dlpack(name: str, value: Any, number: int | None, stream: int) -> DeviceArray:
+    """A tensor by its capsule, made ready on a stream."""
+    found = dlpack.read(value, stream)
     if found.lanes == 1 and found.code in dlpack.KINDS:
         dtype = np.dtype(f"{dlpack.KINDS[found.code]}{found.bits // 8}")
     else:
         plain = found.lanes == 1 and found.bits == 16 and found.code == dlpack.BFLOAT
         dtype = _dtype_of(name, "bfloat16" if plain else f"DLPack's type {found.code} of {found.bits} bits")
     return DeviceArray(
-        found.pointer, found.shape, found.strides, dtype, found.readonly, LEGACY, number,
+        found.pointer, found.shape, found.strides, dtype, found.readonly, stream, number,
         (value, found.owner), _library(value),
     )  # fmt: skip
 
