@@ -343,6 +343,19 @@ def test_dtypes(dtype):
             npnorm.layer_norm(value)
 
 
+@pytest.mark.parametrize(
+    "change", [{"typestr": None}, {"data": None}, {"data": (1,)}, {"shape": None}, {"strides": (4,)}, None], ids=str
+)
+def test_incomplete_interfaces(gpu, change):
+    """None stands for what is not there."""
+    value = put(gpu, random((3, 8)))
+    changed = {**value.__cuda_array_interface__, **(change or {})}
+    complete = {key: item for key, item in changed.items() if item is not None}
+    value.__cuda_array_interface__ = {} if change is None else complete
+    with pytest.raises(TypeError, match="`weight` must have a `__cuda_array_interface__` with shape, typestr"):
+        npnorm.layer_norm(put(gpu, random((3, 8))), value)
+
+
 def test_masked():
     value = Interface(random((3, 8)))
     value.__cuda_array_interface__["mask"] = value

@@ -104,6 +104,9 @@ def test_what_is_no_stream(norm, gpu, lent):
     for stream in (True, "1", 1.0, object(), -1):
         with pytest.raises(ValueError if stream == -1 else TypeError, match="`stream` must be the address of a stream"):
             norm.forward(x, stream=stream)
+    for found in (7, (7,), (0, None)):
+        with pytest.raises(TypeError, match=r"`stream.__cuda_stream__\(\)` must give a version and the address"):
+            norm.forward(x, stream=SimpleNamespace(__cuda_stream__=lambda found=found: found))
     assert not gpu.launches()
 
 

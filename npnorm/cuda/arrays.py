@@ -239,16 +239,23 @@ def _in_bytes(strides: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def _of_interface(name: str, value: Any, interface: dict[str, Any], number: int | None) -> DeviceArray:
+    try:
+        kind, (pointer, readonly) = str(interface["typestr"]), interface["data"]
+        pointer, shape, strides = int(pointer or 0), tuple(map(int, interface["shape"])), interface.get("strides")
+        if strides is not None:
+            strides = tuple(int(stride) for stride, _ in zip(strides, shape, strict=True))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise TypeError(
+            f"`{name}` must have a `__cuda_array_interface__` with shape, typestr, data and, unless it is contiguous, "
+            f"strides; got {interface!r}"
+        ) from None
     if interface.get("mask") is not None:
         raise TypeError(f"`{name}` must not be masked, since its mask would be ignored; got {type(value).__name__}")
-    dtype = _dtype_of(name, interface["typestr"])
-    pointer, readonly = interface["data"]
-    strides = interface.get("strides")
     return DeviceArray(
-        int(pointer or 0),
-        tuple(map(int, interface["shape"])),
-        None if strides is None else tuple(map(int, strides)),
-        dtype,
+        pointer,
+        shape,
+        strides,
+        _dtype_of(name, kind),
         bool(readonly),
         interface.get("stream"),
         number,
