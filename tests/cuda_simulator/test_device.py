@@ -38,6 +38,13 @@ def test_example(format, threads):
     np.testing.assert_allclose(y, exact, rtol=2 * np.finfo(format).eps, atol=1e-6)
 
 
+def test_example_without_a_device():
+    module = example()
+    module.cuda.is_available = lambda: False
+    with pytest.raises(SystemExit, match="needs an NVIDIA GPU and its driver"):
+        module.main()
+
+
 @pytest.mark.parametrize("threads", [8, 64])
 def test_sums(threads):
     add, size = device.make_sum(threads, 1, 2)
