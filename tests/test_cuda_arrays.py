@@ -89,7 +89,7 @@ def test_dlpack(dtype, versioned):
         assert device_array("x", value).readonly
 
 
-def test_dlpack_with_an_offset():
+def test_dlpack_with_an_offset_or_an_odd_type():
     array = random((4, 6))
     capsule = dlpack.write(array, address(array), (4, 5), array.strides, array.dtype, (2, 0), False, False)
     dlpack._Managed.from_address(dlpack._pointer(capsule, b"dltensor")).tensor.byte_offset = 4
@@ -102,6 +102,9 @@ def test_dlpack_with_an_offset():
             return capsule
 
     assert device_array("x", Exporter()).pointer == address(array[:, 1:])
+    dlpack._Managed.from_address(dlpack._pointer(capsule, b"dltensor")).tensor.dtype.bits = 8
+    with pytest.raises(TypeError, match="`x` must have dtype float16, bfloat16, float32 or float64; got f1"):
+        device_array("x", Exporter())
 
 
 def test_dlpack_keeps_memory_alive():

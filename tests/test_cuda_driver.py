@@ -287,6 +287,9 @@ def test_memory(fake):
     driver.fill(4096, 255, 16, 7)
     assert fake.named("cuMemsetD8Async") == [(4096, 255, 16, 7)]
     assert driver.device_of(4093) == 3
+    fake.fail = "cuPointerGetAttribute"
+    with pytest.raises(ValueError, match="`x` must be in the memory of a CUDA device; got 0x1000"):
+        driver.device_of(4096)
 
 
 def test_launch(fake):

@@ -268,7 +268,7 @@ def _of_dlpack(name: str, value: Any, number: int | None, stream: int) -> Device
     """A tensor by its capsule, made ready on a stream."""
     found = dlpack.read(value, stream)
     if found.lanes == 1 and found.code in dlpack.KINDS:
-        dtype = np.dtype(f"{dlpack.KINDS[found.code]}{found.bits // 8}")
+        dtype = _dtype_of(name, f"{dlpack.KINDS[found.code]}{found.bits // 8}")
     else:
         plain = found.lanes == 1 and found.bits == 16 and found.code == dlpack.BFLOAT
         dtype = _dtype_of(name, "bfloat16" if plain else f"DLPack's type {found.code} of {found.bits} bits")

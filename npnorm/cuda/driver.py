@@ -95,7 +95,10 @@ def device_of(pointer: int) -> int:
     """The number of the device whose memory an address is in."""
     driver = _cuda().driver
     attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    return int(_done(driver.cuPointerGetAttribute(attribute, pointer)))
+    error, number = driver.cuPointerGetAttribute(attribute, pointer)
+    if error.name == "CUDA_ERROR_INVALID_VALUE":
+        raise ValueError(f"`x` must be in the memory of a CUDA device; got {pointer:#x}, an address that is on none")
+    return int(_done((error, number)))
 
 
 class on:  # noqa: N801 - a context manager; as a class, for a generator takes 2 µs

@@ -64,3 +64,20 @@ def test_sums(threads):
 def test_wrong_threads(threads):
     with pytest.raises(ValueError, match="`threads` must be a power of two"):
         device.make_norm("float32", threads, 1)
+
+
+@pytest.mark.parametrize(
+    "name, make, options",
+    [
+        ("format", device.make_norm, {"format": "float8", "threads": 32, "vectors": 1}),
+        ("format", device.make_vectors, {"format": "int8"}),
+        ("chunk", device.make_vectors, {"format": "float32", "chunk": 3}),
+        ("chunk", device.make_vectors, {"format": "float16", "chunk": 1}),
+        ("rows", device.make_sum, {"threads": 64, "rows": 17}),
+        ("rows", device.make_norm, {"format": "float16", "threads": 64, "vectors": 1, "rows": 0}),
+        ("values", device.make_sum, {"threads": 64, "values": 3}),
+    ],
+)
+def test_wrong_options(name, make, options):
+    with pytest.raises(ValueError, match=f"`{name}` must be"):
+        make(**options)
