@@ -61,6 +61,8 @@ def make_gated_norm(format, threads, vectors):
 
 
 def main():
+    if not cuda.is_available():
+        raise SystemExit("This example needs an NVIDIA GPU and its driver, and finds none.")
     rows, cols = 4096, 4096
     generator = np.random.default_rng(0)
     x, gate = (generator.standard_normal((rows, cols)).astype(np.float16) for _ in range(2))

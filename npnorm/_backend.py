@@ -19,13 +19,22 @@ device_calls: Any = None
 
 def backend(x: Checked) -> ModuleType:
     """The backend of a checked x."""
-    global device_calls
     if type(x) is np.ndarray:
         return host_backend()
-    from .cuda import launch, quick
+    from .cuda import launch
 
-    device_calls = quick
+    calls_on_devices()
     return launch
+
+
+def calls_on_devices() -> Any:
+    """The module that knows the calls on a CUDA device so far, imported at the first of them."""
+    global device_calls
+    if device_calls is None:
+        from .cuda import quick
+
+        device_calls = quick
+    return device_calls
 
 
 def host_backend() -> ModuleType:

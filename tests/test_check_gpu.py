@@ -113,6 +113,23 @@ def check(monkeypatch):
     return run
 
 
+def test_kernels_compiled_ahead(check, monkeypatch, tmp_path):
+    """Those of the sections and cases that are named."""
+    import check_gpu
+    import gpu_cubins
+
+    few = set(gpu_cubins.planned(["correctness"], "D = 7"))
+    more = set(gpu_cubins.planned(["correctness", "graphs"], "D = 7|D = 64"))
+    assert few < more and len(more) < 20
+    with pytest.raises(ValueError, match=r"there are no cases \['D = 8'\]"):
+        gpu_cubins.planned(None, "D = 8")
+    assert gpu_cubins.SECTIONS.keys() < check_gpu.SECTIONS.keys()
+    monkeypatch.setenv("NPNORM_CACHE_DIR", "")
+    options = SimpleNamespace(only=["ceilings"], cases=None, capability="9.0", jobs=1)
+    assert gpu_cubins.build_cubins(tmp_path, options) == 0
+    assert json.loads((tmp_path / "manifest.json").read_text())["kernels"] == 0
+
+
 def beyond_the_end(self, what, arguments):
     """Two bytes behind the last row of y."""
     y, rows, cols, step = arguments[5], *arguments[8:10], arguments[-3]

@@ -256,12 +256,15 @@ def test_info(tmp_path):
     assert not (gpu["missing"] and gpu["devices"])
 
 
-def test_info_names_devices():
-    from npnorm._commands.info import gpu_line
+def test_info_names_devices(monkeypatch):
+    from npnorm._commands.info import gpu, gpu_line
 
-    devices = [{"name": "NVIDIA H200", "compute_capability": "9.0"}] * 2
-    found = {"missing": [], "problem": None, "devices": devices}
-    assert gpu_line(found) == "NVIDIA H200 (9.0), NVIDIA H200 (9.0)"
+    h200, t4 = ("NVIDIA H200", (9, 0)), ("Tesla T4", (7, 5))
+    monkeypatch.setattr("npnorm.cuda.driver.missing", lambda: [])
+    monkeypatch.setattr("npnorm.cuda.driver.devices", lambda: [h200, t4, h200])
+    assert gpu_line(gpu()) == "NVIDIA H200 (9.0), NVIDIA H200 (9.0)"
+    monkeypatch.setattr("npnorm.cuda.driver.devices", lambda: [t4])
+    assert gpu_line(gpu()) == "none usable: the driver finds no device of compute capability 8.0 or newer"
 
 
 def test_info_for_readers(capsys):

@@ -89,7 +89,7 @@ def test_dlpack(dtype, versioned):
         assert device_array("x", value).readonly
 
 
-def test_dlpack_with_an_offset():
+def test_dlpack_with_an_offset_or_an_odd_type():
     array = random((4, 6))
     capsule = dlpack.write(array, address(array), (4, 5), array.strides, array.dtype, (2, 0), False, False)
     dlpack._Managed.from_address(dlpack._pointer(capsule, b"dltensor")).tensor.byte_offset = 4
@@ -102,6 +102,9 @@ def test_dlpack_with_an_offset():
             return capsule
 
     assert device_array("x", Exporter()).pointer == address(array[:, 1:])
+    dlpack._Managed.from_address(dlpack._pointer(capsule, b"dltensor")).tensor.dtype.bits = 8
+    with pytest.raises(TypeError, match="`x` must have dtype float16, bfloat16, float32 or float64; got f1"):
+        device_array("x", Exporter())
 
 
 def test_dlpack_keeps_memory_alive():
@@ -341,6 +344,19 @@ def test_dtypes(dtype):
     for value in (Interface(array), Capsule(array)):
         with pytest.raises(TypeError, match=f"`x` must have dtype float16, .* got {dtype}: "):
             npnorm.layer_norm(value)
+
+
+@pytest.mark.parametrize(
+    "change", [{"typestr": None}, {"data": None}, {"data": (1,)}, {"shape": None}, {"strides": (4,)}, None], ids=str
+)
+def test_incomplete_interfaces(gpu, change):
+    """None stands for what is not there."""
+    value = put(gpu, random((3, 8)))
+    changed = {**value.__cuda_array_interface__, **(change or {})}
+    complete = {key: item for key, item in changed.items() if item is not None}
+    value.__cuda_array_interface__ = {} if change is None else complete
+    with pytest.raises(TypeError, match="`weight` must have a `__cuda_array_interface__` with shape, typestr"):
+        npnorm.layer_norm(put(gpu, random((3, 8))), value)
 
 
 def test_masked():

@@ -73,13 +73,13 @@ def test_without_a_driver(monkeypatch, uninitialised):
         raise OSError("libcuda.so.1 is nowhere")
 
     bindings(monkeypatch, initialise)
-    fails(RuntimeError, "NVIDIA's driver", "libcuda.so.1 is nowhere")
+    fails(RuntimeError, "npnorm's extra cu13 or cu12, and NVIDIA's driver", "libcuda.so.1 is nowhere")
     assert not is_available()
 
 
 def test_without_a_device(monkeypatch, uninitialised):
     bindings(monkeypatch, lambda flags: (SimpleNamespace(value=100, name="CUDA_ERROR_NO_DEVICE"),))
-    fails(RuntimeError, "CUDA cannot be initialised: CUDA_ERROR_NO_DEVICE")
+    fails(RuntimeError, "CUDA cannot be initialised: CUDA_ERROR_NO_DEVICE", "pip install 'npnorm[cu13]'")
 
 
 def test_after_a_fork(monkeypatch):
@@ -287,6 +287,9 @@ def test_memory(fake):
     driver.fill(4096, 255, 16, 7)
     assert fake.named("cuMemsetD8Async") == [(4096, 255, 16, 7)]
     assert driver.device_of(4093) == 3
+    fake.fail = "cuPointerGetAttribute"
+    with pytest.raises(ValueError, match="`x` must be in the memory of a CUDA device; got 0x1000"):
+        driver.device_of(4096)
 
 
 def test_launch(fake):
@@ -334,9 +337,11 @@ def test_launches_are_forgotten(fake, monkeypatch):
     assert len(fake.named("load")) == 1
 
 
-def test_devices(fake):
+def test_devices(fake, monkeypatch):
     assert driver.devices() == [("Device 0", (9, 0)), ("Device 1", (9, 1))]
     assert is_available()
+    monkeypatch.setattr(driver, "devices", lambda: [("T4", (7, 5))])
+    assert not is_available()
 
 
 # The cache of cubins.
@@ -363,6 +368,12 @@ def test_kept_on_disk(compiled):
     assert len(compiled.made) == 1
     assert list(cache.files(compiled.folder)) == [cache.file_name(SPEC, (9, 0))]
     assert cache.folders() == [compiled.folder]
+
+
+def test_an_old_device(compiled):
+    with pytest.raises(RuntimeError, match="need a device of compute capability 8.0 or newer; got one of 7.5"):
+        cache.cubin(SPEC, (7, 5))
+    assert not compiled.made
 
 
 def test_names(compiled, monkeypatch):

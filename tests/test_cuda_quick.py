@@ -215,6 +215,18 @@ def test_in_place_again(norm, gpu, planned):
     assert not planned
 
 
+def test_inputs_that_interleave(norm, gpu, planned):
+    """They may, and the call is still known, with outputs beside them or without."""
+    base, weight = random((6, 16)), random(8)
+    x, dresidual, w = put(gpu, base[:, :8]), put(gpu, base[:, 8:]), put(gpu, weight)
+    for out in (None, (put(gpu, np.empty((6, 8), np.float32)), None, None)):
+        planned.clear()
+        for _ in range(3):
+            found = norm.backward(x, x, w, dresidual=dresidual, out=out)
+            check(gpu, found, norm.reference("backward")(base[:, :8], base[:, :8], weight, dresidual=base[:, 8:]))
+        assert planned == ["plan_backward", "Gradients"]
+
+
 def test_outputs_that_cannot_be_written(norm, gpu):
     x, weight = put(gpu, random(SHAPE)), put(gpu, random(24))
     y = random(SHAPE)

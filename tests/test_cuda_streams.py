@@ -10,6 +10,7 @@ from device import CURRENT, Capsule, Interface
 from table import NORMS, random
 
 import npnorm.cuda
+from npnorm import _backend
 from npnorm.cuda import DeviceArray, workspace_bytes
 
 pytestmark = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.name)
@@ -77,6 +78,20 @@ def test_a_given_stream(norm, gpu, lent, stream):
         assert streams(gpu) == 7 and not orders(gpu)
 
 
+def test_dlpack_on_a_given_stream(norm, gpu, monkeypatch):
+    """Arrays are asked to be ready on it, in the first call too, and no other stream is spoken of: so it can be
+    captured."""
+    monkeypatch.setattr(_backend, "device_calls", None)
+    arrays = random((3, 8)), random((3, 8), seed=1), random(8), random((3, 8))
+    x, dy, weight, y = (Capsule(gpu.memory.hold(array)) for array in arrays)
+    for stream, right in ((7, 7), (SimpleNamespace(ptr=7), 7), (0, 1), (None, 1)):
+        gpu.events.clear()
+        norm.forward(x, weight, out=y, stream=stream)
+        result = norm.backward(dy, x, weight, stream=stream)
+        assert streams(gpu) == right == result.dx.stream and not orders(gpu)
+        assert x.streams[-2:] == [right] * 2 and dy.streams[-1] == weight.streams[-1] == y.streams[-1] == right
+
+
 def test_the_default_stream(norm, gpu, lent):
     for stream in (0, SimpleNamespace(cuda_stream=0), SimpleNamespace(handle=SimpleNamespace(value=None))):
         gpu.events.clear()
@@ -89,6 +104,9 @@ def test_what_is_no_stream(norm, gpu, lent):
     for stream in (True, "1", 1.0, object(), -1):
         with pytest.raises(ValueError if stream == -1 else TypeError, match="`stream` must be the address of a stream"):
             norm.forward(x, stream=stream)
+    for found in (7, (7,), (0, None)):
+        with pytest.raises(TypeError, match=r"`stream.__cuda_stream__\(\)` must give a version and the address"):
+            norm.forward(x, stream=SimpleNamespace(__cuda_stream__=lambda found=found: found))
     assert not gpu.launches()
 
 

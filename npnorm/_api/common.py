@@ -22,8 +22,8 @@ def planned_forward(*arguments: Any, stream: Any) -> tuple[Any, _plan.Forward]:
     lazy = lazy_backend(arguments)
     if lazy:
         return lazy, lazy.plan_forward(*arguments, stream=stream)
-    if _backend.device_calls and type(arguments[1]) is not np.ndarray:
-        found: tuple[Any, _plan.Forward] = _backend.device_calls.planned_forward(arguments, stream)
+    if type(arguments[1]) is not np.ndarray and (stream is not None or _backend.device_calls):
+        found: tuple[Any, _plan.Forward] = _backend.calls_on_devices().planned_forward(arguments, stream)
         return found
     call = _plan.plan_forward(*arguments, stream=stream)
     return backend(call.x), call
@@ -34,8 +34,8 @@ def planned_backward(*arguments: Any, stream: Any, workspace: Any) -> tuple[Any,
     lazy = lazy_backend(arguments)
     if lazy:
         return lazy, lazy.plan_backward(*arguments, stream=stream, workspace=workspace)
-    if _backend.device_calls and type(arguments[1]) is not np.ndarray:
-        found: tuple[Any, _plan.Backward] = _backend.device_calls.planned_backward(arguments, stream, workspace)
+    if type(arguments[1]) is not np.ndarray and (stream is not None or _backend.device_calls):
+        found: tuple[Any, _plan.Backward] = _backend.calls_on_devices().planned_backward(arguments, stream, workspace)
         return found
     call = _plan.plan_backward(*arguments, stream=stream, workspace=workspace)
     return backend(call.x), call

@@ -67,16 +67,19 @@ def collect() -> dict[str, Any]:
 
 
 def gpu() -> dict[str, Any]:
-    """What there is of the CUDA backend: what its extra lacks, what keeps the driver from working, the devices."""
+    """What there is of the CUDA backend: what its extra lacks, what keeps it from working, the devices it works on."""
     from ..cuda import driver
+    from ..cuda.table import LEAST
 
     found: dict[str, Any] = {"missing": driver.missing(), "problem": None, "devices": []}
     try:
         found["devices"] = [
-            {"name": name, "compute_capability": f"{major}.{minor}"} for name, (major, minor) in driver.devices()
+            {"name": name, "compute_capability": f"{major}.{minor}"}
+            for name, (major, minor) in driver.devices()
+            if (major, minor) >= LEAST
         ]
         if not found["devices"]:
-            found["problem"] = "the driver finds no device"
+            found["problem"] = "the driver finds no device of compute capability {}.{} or newer".format(*LEAST)
     except (ImportError, RuntimeError) as error:
         found["problem"] = str(error)
     return found

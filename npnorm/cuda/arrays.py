@@ -169,10 +169,13 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
     return tuple(reversed(strides))
 
 
-def device_array(name: str, value: Any, streams: dict[int, int] | None = None) -> DeviceArray | None:
+def device_array(
+    name: str, value: Any, streams: dict[int, int] | None = None, ready: int = LEGACY
+) -> DeviceArray | None:
     """An array on a CUDA device as a view; None of what is in host memory.
 
-    PyTorch is asked for its current stream, which takes a microsecond, if `streams` does not have the device's.
+    PyTorch is asked for its current stream, which takes a microsecond, if `streams` does not have the device's. An
+    array with DLPack alone names no stream, but makes itself ready on one: `ready`.
     """
     if type(value) is DeviceArray:
         return value
@@ -184,7 +187,7 @@ def device_array(name: str, value: Any, streams: dict[int, int] | None = None) -
     if interface is not None:
         return _of_interface(name, value, interface, number)
     if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
-        return _of_dlpack(name, value, number)
+        return _of_dlpack(name, value, number, ready)
     return None
 
 
@@ -236,16 +239,23 @@ def _in_bytes(strides: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def _of_interface(name: str, value: Any, interface: dict[str, Any], number: int | None) -> DeviceArray:
+    try:
+        kind, (pointer, readonly) = str(interface["typestr"]), interface["data"]
+        pointer, shape, strides = int(pointer or 0), tuple(map(int, interface["shape"])), interface.get("strides")
+        if strides is not None:
+            strides = tuple(int(stride) for stride, _ in zip(strides, shape, strict=True))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise TypeError(
+            f"`{name}` must have a `__cuda_array_interface__` with shape, typestr, data and, unless it is contiguous, "
+            f"strides; got {interface!r}"
+        ) from None
     if interface.get("mask") is not None:
         raise TypeError(f"`{name}` must not be masked, since its mask would be ignored; got {type(value).__name__}")
-    dtype = _dtype_of(name, interface["typestr"])
-    pointer, readonly = interface["data"]
-    strides = interface.get("strides")
     return DeviceArray(
-        int(pointer or 0),
-        tuple(map(int, interface["shape"])),
-        None if strides is None else tuple(map(int, strides)),
-        dtype,
+        pointer,
+        shape,
+        strides,
+        _dtype_of(name, kind),
         bool(readonly),
         interface.get("stream"),
         number,
@@ -254,16 +264,16 @@ def _of_interface(name: str, value: Any, interface: dict[str, Any], number: int 
     )
 
 
-def _of_dlpack(name: str, value: Any, number: int | None) -> DeviceArray:
-    """A tensor by its capsule, made ready on the legacy default stream."""
-    found = dlpack.read(value, LEGACY)
+def _of_dlpack(name: str, value: Any, number: int | None, stream: int) -> DeviceArray:
+    """A tensor by its capsule, made ready on a stream."""
+    found = dlpack.read(value, stream)
     if found.lanes == 1 and found.code in dlpack.KINDS:
-        dtype = np.dtype(f"{dlpack.KINDS[found.code]}{found.bits // 8}")
+        dtype = _dtype_of(name, f"{dlpack.KINDS[found.code]}{found.bits // 8}")
     else:
         plain = found.lanes == 1 and found.bits == 16 and found.code == dlpack.BFLOAT
         dtype = _dtype_of(name, "bfloat16" if plain else f"DLPack's type {found.code} of {found.bits} bits")
     return DeviceArray(
-        found.pointer, found.shape, found.strides, dtype, found.readonly, LEGACY, number,
+        found.pointer, found.shape, found.strides, dtype, found.readonly, stream, number,
         (value, found.owner), _library(value),
     )  # fmt: skip
 

@@ -5,9 +5,9 @@ from numba import cuda
 
 from .addresses import make_place, make_row_start
 from .elements import HALVES, TYPES, add_closely, add_exactly, compensated, make_element, make_elements
-from .rows import exchange_size, exponent_of, power_of_two
+from .rows import exponent_of, power_of_two
 from .sums import Row, make_gather, make_scaling, make_terms, number_of
-from .table import SIZES
+from .table import SIZES, exchange_size
 from .vectors import device, fma, prefetch
 
 try:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from .. import _files
 from .._locks import importing_or_compiling
 from .copies import Copy
+from .table import LEAST
 
 PACKAGES = (
     *("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink"),
@@ -36,6 +37,11 @@ def files(folder: Path) -> dict[str, int]:
 
 def cubin(spec: Any, capability: tuple[int, int]) -> Cubin:
     """The kernel of a spec for devices of a compute capability, from disk or compiled here and now."""
+    if capability < LEAST:
+        raise RuntimeError(
+            "npnorm's CUDA kernels need a device of compute capability {}.{} or newer; got one of {}.{}: copy its "
+            "arrays to the host, or take another device".format(*LEAST, *capability)
+        )
     file = file_name(spec, capability)
     content = _files.read(file, folders())
     if content is not None:

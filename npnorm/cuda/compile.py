@@ -7,13 +7,10 @@ from cuda.bindings import nvjitlink
 from numba import cuda
 
 from .kernels import make_kernel
-from .table import Spec
+from .table import LEAST, Spec
 
 OPTIONS = ("-lto", "-O3", "-fma=0", "-verbose")
 """No product and sum is fused but where a kernel says so: else the bits would depend on the compiler's mood."""
-
-LEAST = (8, 0)
-"""The oldest compute capability: code is lowered for it, and the linker makes that of newer ones from it."""
 
 
 class Compiled(NamedTuple):
@@ -74,8 +71,9 @@ def link(code: bytes, capability: tuple[int, int], ptx: bool = False) -> tuple[b
     """A cubin, or PTX to read, and the compiler's log."""
     # Not by cuda.core's linker, which has no right spelling of -fma=0.
     options = ["-arch=sm_{}{}".format(*capability), *OPTIONS, *(["-ptx"] if ptx else [])]
-    handle = nvjitlink.create(len(options), options)
+    handle = 0
     try:
+        handle = nvjitlink.create(len(options), options)
         nvjitlink.add_data(handle, nvjitlink.InputType.LTOIR, code, len(code), "npnorm")
         nvjitlink.complete(handle)
         size, get = (
@@ -88,8 +86,14 @@ def link(code: bytes, capability: tuple[int, int], ptx: bool = False) -> tuple[b
         log = bytearray(nvjitlink.get_info_log_size(handle))
         nvjitlink.get_info_log(handle, log)
         return bytes(linked), log.decode(errors="replace")
+    except nvjitlink.nvJitLinkError as error:  # the device may be newer than the linker
+        raise RuntimeError(
+            "nvJitLink {}.{} makes no code for compute capability {}.{}: {}. Install a newer one, with pip install "
+            "--upgrade nvidia-nvjitlink, or nvidia-nvjitlink-cu12".format(*nvjitlink.version(), *capability, error)
+        ) from error
     finally:
-        nvjitlink.destroy(handle)
+        if handle:
+            nvjitlink.destroy(handle)
 
 
 def _figure(pattern: str, log: str) -> int:

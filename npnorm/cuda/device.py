@@ -26,9 +26,9 @@ import numpy as np
 
 from .._plan import Plan
 from .elements import make_elements
-from .rows import exchange_size, make_reduce, one, two
+from .rows import make_reduce, one, two
 from .statistics import make_statistics
-from .table import CHUNK, SIZES, WARP, Spec
+from .table import CHUNK, MOST_THREADS, SIZES, WARP, Spec, exchange_size
 from .vectors import device
 
 __all__ = ["Norm", "Vectors", "make_norm", "make_sum", "make_vectors"]
@@ -89,8 +89,17 @@ def make_vectors(format, chunk=None, number=np.float32):
     Returns
     -------
     Vectors
+
+    Raises
+    ------
+    ValueError
+        For another format, or a chunk that is no power of two or less than 4 bytes.
     """
-    chunk = chunk or CHUNK // SIZES[format]
+    if format not in SIZES:
+        raise ValueError(f"`format` must be one of {', '.join(SIZES)}; got {format!r}")
+    chunk = CHUNK // SIZES[format] if chunk is None else chunk
+    if chunk < 1 or chunk & (chunk - 1) or chunk * SIZES[format] < 4:
+        raise ValueError(f"`chunk` must be a power of two, of 4 bytes or more; got {chunk} elements of {format}")
     made = make_elements(format, chunk, chunk, number)
     return Vectors(chunk, made.words, made.load, made.number, made.write)
 
@@ -113,8 +122,15 @@ def make_sum(threads, rows=1, values=1):
         ``add(a, b, shared, thread, group) -> a, b`` gives the sums to all threads (b is left alone for one value).
         All threads of a
         block call it together. ``shared`` is a shared array of float64, of the size that comes second.
+
+    Raises
+    ------
+    ValueError
+        For other numbers of threads or values, or blocks of more than 1024 threads.
     """
-    _check_threads(threads)
+    _check_threads(threads, rows)
+    if values not in (1, 2):
+        raise ValueError(f"`values` must be 1 or 2; got {values!r}")
     reduce = make_reduce(threads, rows, one if values == 1 else two)
 
     @device
@@ -144,13 +160,18 @@ def make_norm(format, threads, vectors, centered=True, rows=1):
     -------
     Norm
 
+    Raises
+    ------
+    ValueError
+        For another format or number of threads, or blocks of more than 1024 threads.
+
     Notes
     -----
     Statistics as npnorm's own kernels have them: sums of float32 numbers are compensated, the variance is found in
     a second pass around
     the mean, and the mean is a pair.
     """
-    _check_threads(threads)
+    _check_threads(threads, rows)
     double = format == "float64"
     number = np.float64 if double else np.float32
     own = make_vectors(format, None, number)
@@ -182,6 +203,8 @@ def make_norm(format, threads, vectors, centered=True, rows=1):
     return Norm(own, 4 * vectors, exchange_size(threads, rows), read, statistics, normalized)
 
 
-def _check_threads(threads):
-    if threads < 1 or threads > 1024 or (threads & (threads - 1) if threads <= WARP else threads % WARP):
+def _check_threads(threads, rows):
+    if threads < 1 or threads > MOST_THREADS or (threads & (threads - 1) if threads <= WARP else threads % WARP):
         raise ValueError(f"`threads` must be a power of two up to 32, or a multiple of 32 up to 1024; got {threads!r}")
+    if rows < 1 or threads * rows > MOST_THREADS:
+        raise ValueError(f"`rows` must be 1 or more, in blocks of up to 1024 threads; got {rows} of {threads} threads")

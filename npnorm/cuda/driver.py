@@ -9,12 +9,14 @@ from typing import Any
 
 from .._locks import importing_or_compiling
 from . import cache as kernels
-from .table import Launch
+from .table import LEAST, Launch
 
 STATIC = 48 * 1024
 """Bytes of dynamic shared memory that a kernel may have without asking for more."""
 
 NEEDED = ("numba_cuda", "cuda.core", "cuda.bindings")
+
+NEEDS = "arrays on a CUDA device need npnorm's extra cu13 or cu12, and NVIDIA's driver"
 
 EXTRA = "pip install 'npnorm[cu13]', or 'npnorm[cu12]' for a driver of CUDA 12"
 
@@ -35,7 +37,7 @@ def _is_installed(name: str) -> bool:
 
 
 def is_available() -> bool:
-    """Whether device arrays can be used: the extra is installed, and there are a driver and a device.
+    """Whether device arrays can be used: there are the extra, a driver and a device of compute capability 8.0 or newer.
 
     Examples
     --------
@@ -44,7 +46,7 @@ def is_available() -> bool:
     True
     """
     try:
-        return bool(devices())
+        return any(capability >= LEAST for _, capability in devices())
     except (ImportError, RuntimeError):
         return False
 
@@ -64,21 +66,19 @@ def _initialised() -> SimpleNamespace:
     global _owner
     absent = missing()
     if absent:
-        raise ImportError(
-            f"arrays on a CUDA device need npnorm's extra cu13 or cu12; not installed: {', '.join(absent)}. "
-            f"Write {EXTRA}"
-        )
+        raise ImportError(f"{NEEDS}; not installed: {', '.join(absent)}. Write {EXTRA}")
     with importing_or_compiling:
         import cuda.core as core
         from cuda.bindings import driver
     try:
         (error,) = driver.cuInit(0)
     except Exception as failure:  # the bindings find no library of the driver
-        raise RuntimeError(
-            f"arrays on a CUDA device need NVIDIA's driver, and it cannot be loaded: {failure}"
-        ) from None
+        raise RuntimeError(f"{NEEDS}; the extra is installed, the driver cannot be loaded: {failure}") from None
     if error != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"CUDA cannot be initialised: {error.name}, see `nvidia-smi`")
+        raise RuntimeError(
+            f"{NEEDS}; CUDA cannot be initialised: {error.name}, see `nvidia-smi`. For a driver that is older than the "
+            f"extra, write {EXTRA}"
+        )
     _owner = os.getpid()
     return SimpleNamespace(core=core, driver=driver)
 
@@ -95,7 +95,10 @@ def device_of(pointer: int) -> int:
     """The number of the device whose memory an address is in."""
     driver = _cuda().driver
     attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    return int(_done(driver.cuPointerGetAttribute(attribute, pointer)))
+    error, number = driver.cuPointerGetAttribute(attribute, pointer)
+    if error.name == "CUDA_ERROR_INVALID_VALUE":
+        raise ValueError(f"`x` must be in the memory of a CUDA device; got {pointer:#x}, an address that is on none")
+    return int(_done((error, number)))
 
 
 class on:  # noqa: N801 - a context manager; as a class, for a generator takes 2 µs

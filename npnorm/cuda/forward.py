@@ -12,7 +12,6 @@ from .rows import (
     LARGEST_FACTOR_DOUBLE,
     LIMIT,
     LIMIT_DOUBLE,
-    exchange_size,
     exponent_of,
     finite_factor,
     is_ordinary,
@@ -21,7 +20,7 @@ from .rows import (
     power_of_two,
 )
 from .statistics import make_source, make_statistics
-from .table import SIZES
+from .table import SIZES, exchange_size
 from .vectors import device, fma, reciprocal_root
 
 try:

@@ -18,6 +18,7 @@ from .._results import Checked
 from . import launch
 from .arrays import DeviceArray, device_array
 from .layout import ACCESS, reach
+from .streams import LEGACY, stream_address
 
 MOST_KNOWN = 4096
 """Calls remembered: a program that makes more of them has ever new shapes."""
@@ -26,9 +27,8 @@ NUMBERS = {bool, int, float, NoneType}
 """The types of options, and of the items of tuples, by which a call is remembered. Others may change their value."""
 
 Views = Sequence[DeviceArray | None]
-"""The arrays of a call, those that are written to last: y and residual_out, or the workspace, dx, dweight and dbias."""
-
-WRITTEN_FORWARD, WRITTEN_BACKWARD = 2, 4
+"""The arrays of a call, those that are written to last: y and residual_out, or the workspace and, if outputs are given,
+dx, dweight and dbias."""
 
 
 class Known:
@@ -80,7 +80,7 @@ _known: dict[Any, Known] = {}
 def planned_forward(arguments: tuple[Any, ...], stream: Any) -> tuple[Any, Forward]:
     """The backend for a forward call, and that call, checked now or before."""
     centered, x, residual, weight, bias, axis, eps, offset, rounding, out, residual_out, *rest = arguments
-    views = _views((x, residual, weight, bias, out, residual_out))
+    views = _views((x, residual, weight, bias, out, residual_out), stream)
     if views is None:
         return _checked(plan_forward(*arguments, stream=stream))
     key = _key((False, centered, axis, eps, offset, rounding, *rest), views)
@@ -91,7 +91,7 @@ def planned_forward(arguments: tuple[Any, ...], stream: Any) -> tuple[Any, Forwa
     call = plan_forward(
         centered, x, residual, weight, bias, axis, eps, offset, rounding, out, residual_out, *rest, stream=stream
     )
-    return known or _remembered(key, call, views, WRITTEN_FORWARD), call
+    return known or _remembered(key, call, views, written=2), call
 
 
 def planned_backward(arguments: tuple[Any, ...], stream: Any, workspace: Any) -> tuple[Any, Backward]:
@@ -99,7 +99,7 @@ def planned_backward(arguments: tuple[Any, ...], stream: Any, workspace: Any) ->
     centered, dy, x, weight, mean, rstd, axis, eps, offset, dresidual, mask, out = arguments
     views = None
     if out is None or (type(out) is tuple and len(out) == 3):
-        views = _views((dy, x, weight, mean, rstd, dresidual, workspace, *(out or ())))
+        views = _views((dy, x, weight, mean, rstd, dresidual, workspace, *(out or ())), stream)
     if views is None:
         return _checked(plan_backward(*arguments, stream=stream, workspace=workspace))
     key = _key((True, centered, axis, eps, offset, mask, out is None), views)
@@ -115,23 +115,27 @@ def planned_backward(arguments: tuple[Any, ...], stream: Any, workspace: Any) ->
     call = plan_backward(
         centered, dy, x, weight, mean, rstd, axis, eps, offset, dresidual, mask, out, stream=stream, workspace=workspace
     )
-    return known or _remembered(key, call, views, WRITTEN_BACKWARD), call
+    return known or _remembered(key, call, views, written=1 + len(outputs)), call
 
 
 def _checked(call: Any) -> tuple[Any, Any]:
     return _backend.backend(call.x), call
 
 
-def _views(arrays: tuple[Any, ...]) -> list[Checked] | None:
-    """The arrays of a call on a device; None if one of them is not there, or something is wrong with it."""
+def _views(arrays: tuple[Any, ...], stream: Any) -> list[Checked] | None:
+    """The arrays of a call on a device, those with DLPack alone made ready on the stream that is given; None if one of
+    them is not there, or something is wrong with it."""
     views = []
     streams: dict[int, int] = {}
+    ready = LEGACY
     for array in arrays:
         if array is not None and type(array) is not DeviceArray:
             if isinstance(array, np.ndarray):
                 return None
             try:
-                array = device_array("", array, streams)
+                if stream is not None:
+                    ready = stream_address(stream)
+                array = device_array("", array, streams, ready)
             except Exception:  # the checks will say what it is, in their order
                 return None
             if array is None:

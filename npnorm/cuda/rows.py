@@ -58,7 +58,7 @@ def make_reduce(threads, rows, combine, finish=as_they_are):
     by all:
     that costs the others hardly an instruction. `finish` is applied to the result by those who have it first.
     `shared` has
-    `exchange_size` float64; its parts for values and for the result are apart, so that the next reduction may
+    `table.exchange_size` float64; its parts for values and for the result are apart, so that the next reduction may
     follow at once.
     """
     second = combine is two or combine is pair
@@ -109,11 +109,6 @@ def make_reduce(threads, rows, combine, finish=as_they_are):
         return shared[result], shared[result + np.uint32(1)]
 
     return reduce
-
-
-def exchange_size(threads, rows):
-    """float64 of shared memory that reductions take."""
-    return 1 if threads <= WARP else 2 * (threads + 1) * rows
 
 
 def make_anyone(threads, rows):

@@ -25,7 +25,14 @@ def _address(stream: Any) -> int | None:
     if isinstance(stream, Integral):
         return int(stream)
     if hasattr(stream, "__cuda_stream__"):
-        return int(stream.__cuda_stream__()[1])
+        found = stream.__cuda_stream__()
+        try:
+            _, address = found
+            return int(address)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"`stream.__cuda_stream__()` must give a version and the address of a stream; got {found!r}"
+            ) from None
     for name in ("cuda_stream", "ptr", "handle"):  # of PyTorch, CuPy, Numba
         address = getattr(stream, name, None)
         if address is not None:

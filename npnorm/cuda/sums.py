@@ -10,7 +10,6 @@ from .elements import TYPES, add_exactly, make_element, make_elements
 from .rows import (
     LARGEST_FACTOR,
     LARGEST_FACTOR_DOUBLE,
-    exchange_size,
     exponent_of,
     finite_factor,
     make_anyone,
@@ -20,7 +19,7 @@ from .rows import (
     power_of_two,
     two,
 )
-from .table import SIZES
+from .table import SIZES, exchange_size
 from .vectors import device
 
 try:
@@ -182,6 +181,9 @@ def make_gather(spec):
                 if weighted:
                     load_weight(weights, 0, weight, j, limit)
                 normalize(words, at, normals, row)
+                for i in range(chunk):
+                    if not whole and j + i >= limit:
+                        normals[i] = zero  # beyond the row 0 - mean, which may be infinite times rstd, meets g = 0
                 multiply(dy_words, dy_at, weights, values, row)
                 if centered:
                     total, error = add_elements(total, error, values)

@@ -14,6 +14,9 @@ SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 HALVES = ("float16", "bfloat16")
 
+LEAST = (8, 0)
+"""The oldest compute capability: code is lowered for it, and the linker makes that of newer ones from it."""
+
 CHUNK = 16
 """Bytes of a chunk of x: the widest access of a thread."""
 
@@ -33,8 +36,8 @@ SUMS = 32
 """Registers of a backward thread for sums of dweight and dbias, if it also holds its part of the row; else twice as
 many."""
 
-SHARED = 96 * 1024
-"""The most bytes of a row in shared memory: what a multiprocessor with the least (8.6, 8.9, 12.0) can give, about."""
+SHARED = 99 * 1024
+"""The most bytes of shared memory that a block has on every device: those with the least are 8.6, 8.9 and 12.0."""
 
 PARTIALS = 264
 """The most partial sums of dweight and dbias: two for each of an H200's 132 multiprocessors."""
@@ -122,7 +125,8 @@ def forward_launch(plan: Plan, rows: int, cols: int, width: int, offset: bool = 
     vectors, mode, shared = -(-chunks // threads), "registers", 0
     if vectors > 4:
         staged = CHUNK * threads * vectors
-        vectors, mode, shared = (0, "shared", staged) if staged <= SHARED else (0, "looped", 0)
+        fits = staged + 8 * exchange_size(threads, 1) <= SHARED
+        vectors, mode, shared = (0, "shared", staged) if fits else (0, "looped", 0)
     together = max(1, FORWARD_BLOCK // threads) if threads <= WARP else 1
     spec = Spec("forward", plan, offset, width, threads, together, vectors, mode, lead)
     return _launch(spec, -(-rows // together), 1, shared)
@@ -229,6 +233,11 @@ def _resident_backward(plan: Plan) -> int:
 def _together(threads: int) -> int:
     """Rows that a backward block has at once."""
     return max(1, BACKWARD_BLOCK // threads) if threads <= BACKWARD_BLOCK // 2 else 1
+
+
+def exchange_size(threads: int, rows: int) -> int:
+    """float64 of static shared memory, in which threads of a row add up what each of them has."""
+    return 1 if threads <= WARP else 2 * (threads + 1) * rows
 
 
 def _exchange_bytes(spec: Spec) -> int:

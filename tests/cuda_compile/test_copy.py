@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("numba_cuda", reason="the extra cu12 or cu13 is not installed")
 
 from npnorm.cuda import cache
+from npnorm.cuda.compile import link
 from npnorm.cuda.copies import Copy
 from npnorm.cuda.copying import compile_copy
 
@@ -23,6 +24,11 @@ def test_copies(capability):
         assert compiled.cubin[:4] == b"\x7fELF"
         assert compiled.spills == compiled.stack == 0
         assert compiled.registers <= 64
+
+
+def test_a_device_newer_than_the_linker():
+    with pytest.raises(RuntimeError, match=r"nvJitLink \d+\.\d+ makes no code for compute capability 99.0"):
+        link(b"", (99, 0))
 
 
 def test_cached(tmp_path, monkeypatch):

@@ -66,14 +66,15 @@ PLAIN = Shape()
 
 def place(array, layout, aligned):
     """Rows 2 by 2: contiguous, or with poison between rows and pairs of rows; `aligned` elements divide every
-    address."""
+    address. Memory that may be touched, or asked for ahead, ends with the last row."""
     rows, cols = array.shape
     gap = 0 if layout == "plain" else aligned * (3 if aligned > 1 else 5)
     start = 0 if layout == "plain" else aligned
     inner = cols + gap
     outer = 2 * inner + (0 if layout == "plain" else aligned)
-    size = start + (-(-rows // 2)) * outer + cols
-    base = np.full(size + 16, np.nan, array.dtype)
+    last = max(rows - 1, 0)
+    size = start + last // INNER * outer + last % INNER * inner + cols
+    base = np.full(size + inner + 16, np.nan, array.dtype)  # nobody else's memory follows
     begin = (-base.ctypes.data % 16) // base.itemsize if base.itemsize > 1 else 0
     base = base[begin : begin + size]
     view = np.full((rows, cols), np.nan, array.dtype)

@@ -1,12 +1,14 @@
 """The backward kernels on a simulated GPU, within the contract's bounds."""
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
 from bounds import LARGEST, as_rows, assert_same_bits, check_backward, check_sum, dbias_bound, normalize
 from machine import run
 from support import Shape, backward, forward
-from table import DTYPES, random
+from table import DTYPES, LAYER_NORM, random
 from test_adversarial import KINDS, rows_of
 from test_forward import chunk, dtypes, norms
 
@@ -116,21 +118,35 @@ def test_tails(norm, dtype):
 @dtypes
 def test_adversarial_rows(norm, dtype):
     """Each kind of row that breaks norms: alone for dweight and dbias, which small ones would not be seen in."""
-    cols = 5 * chunk(dtype)
     wide = "float64" if dtype == "float64" else "float32"
-    weight = random(cols, wide, 1)
-    for eps in (1e-5, 1e-300):
+    for cols, eps, threads in ((1, 1e-5, 1), (13, 1e-5, 4), (5 * chunk(dtype), 1e-5, 8), (5 * chunk(dtype), 1e-300, 8)):
         x = np.concatenate([rows_of(kind, (1, cols), dtype) for kind in KINDS])
         keep = normalize(as_rows(x, -1), norm.centered, eps).rstd[:, 0] < LARGEST["float64"]
         x = x[keep]
-        dy = random(x.shape, wide, 3, offset=0.5)
-        gradients = backward(dy, x, weight, centered=norm.centered, eps=eps, shape=Shape(8, 4))
+        dy, weight = random(x.shape, wide, 3, offset=0.5), random(cols, wide, 1)
+        shape = Shape(threads, 4, width=None if threads == 8 else 1)
+        gradients = backward(dy, x, weight, centered=norm.centered, eps=eps, shape=shape)
         check(norm, gradients, dy, x, eps=eps, weight=weight)
     for kind in KINDS:
         x = rows_of(kind, (1, cols), dtype)
         dy = random(x.shape, wide, 3, offset=0.5)
         gradients = backward(dy, x, weight, centered=norm.centered, shape=Shape(8, 1), partials=1)
         check(norm, gradients, dy, x, weight=weight)
+
+
+@dtypes
+def test_constant_rows(dtype):
+    """Large ones, of any number of columns: what is beyond a row would be infinite, had it a place in its sums."""
+    largest = LARGEST[dtype] * 0.99
+    for cols, mode in itertools.product((1, 5, 13), ("registers", "cached", "looped")):
+        x = np.stack([np.full(cols, value) for value in (largest, -largest, largest / 100)]).astype(DTYPES[dtype])
+        dy, weight = random(x.shape, dtype, 1), random(cols, dtype, 2)
+        for eps in (1e-5, 1e-12):
+            shape = Shape(2 if mode == "registers" else 4, 1, mode, width=1)
+            gradients = backward(dy, x, weight, eps=eps, shape=shape)
+            check(LAYER_NORM, gradients, dy, x, eps=eps, weight=weight)
+            np.testing.assert_array_equal(gradients.dweight, np.zeros_like(x[0]))
+            assert cols > 1 or not gradients.dx.any()
 
 
 @norms

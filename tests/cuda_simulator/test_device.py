@@ -38,6 +38,13 @@ def test_example(format, threads):
     np.testing.assert_allclose(y, exact, rtol=2 * np.finfo(format).eps, atol=1e-6)
 
 
+def test_example_without_a_device():
+    module = example()
+    module.cuda.is_available = lambda: False
+    with pytest.raises(SystemExit, match="needs an NVIDIA GPU and its driver"):
+        module.main()
+
+
 @pytest.mark.parametrize("threads", [8, 64])
 def test_sums(threads):
     add, size = device.make_sum(threads, 1, 2)
@@ -57,3 +64,20 @@ def test_sums(threads):
 def test_wrong_threads(threads):
     with pytest.raises(ValueError, match="`threads` must be a power of two"):
         device.make_norm("float32", threads, 1)
+
+
+@pytest.mark.parametrize(
+    "name, make, options",
+    [
+        ("format", device.make_norm, {"format": "float8", "threads": 32, "vectors": 1}),
+        ("format", device.make_vectors, {"format": "int8"}),
+        ("chunk", device.make_vectors, {"format": "float32", "chunk": 3}),
+        ("chunk", device.make_vectors, {"format": "float16", "chunk": 1}),
+        ("rows", device.make_sum, {"threads": 64, "rows": 17}),
+        ("rows", device.make_norm, {"format": "float16", "threads": 64, "vectors": 1, "rows": 0}),
+        ("values", device.make_sum, {"threads": 64, "values": 3}),
+    ],
+)
+def test_wrong_options(name, make, options):
+    with pytest.raises(ValueError, match=f"`{name}` must be"):
+        make(**options)

@@ -29,10 +29,10 @@ def chunk(dtype):
     return 16 // DTYPES[dtype].itemsize
 
 
-def inputs(dtype, cols, rows=3, weight=False, bias=False, residual=False, other=False, **options):
+def inputs(dtype, cols, rows=3, weight=False, bias=False, residual=False, other=False, offset=3.0, **options):
     names = list(DTYPES)
     formats = [names[(names.index(dtype) + i) % len(names)] if other else dtype for i in (1, 2, 3)]
-    x = random((rows, cols), dtype, offset=3.0)
+    x = random((rows, cols), dtype, offset=offset)
     if weight:
         options["weight"] = random(cols, formats[0], 1, offset=0.5)
     if bias:
@@ -46,9 +46,9 @@ def inputs(dtype, cols, rows=3, weight=False, bias=False, residual=False, other=
 @dtypes
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options(norm, dtype, option):
-    """Every option, 16-byte accesses of rows in registers with poison around them."""
-    for cols, layout in ((11 * chunk(dtype), "lead"), (chunk(dtype), "plain")):
-        x, options = inputs(dtype, cols, **OPTIONS[option])
+    """Every option, 16-byte accesses of rows in registers with poison around them; rows near zero and far from it."""
+    for cols, layout, offset in ((11 * chunk(dtype), "lead", 1000.0), (chunk(dtype), "plain", 3.0)):
+        x, options = inputs(dtype, cols, offset=offset, **OPTIONS[option])
         y, total, mean, rstd = forward(
             x, centered=norm.centered, stats=True, **options, shape=Shape(threads=4, layout=layout)
         )

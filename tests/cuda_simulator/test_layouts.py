@@ -1,5 +1,7 @@
 """Calls on arrays of any layout, from the public functions to the kernels' own source: only the driver stands in."""
 
+import math
+
 import device
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from device import Interface
 from table import NORMS, random
 
 from npnorm.cuda import driver, simulated, table
+from npnorm.cuda.addresses import make_place, make_row_start
 
 norms = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.name)
 
@@ -92,6 +95,19 @@ def check(gpu, mix, kinds, outputs, expected):
         assert_same_bits(np.array(output), right)
     assert [launch.spec.kind for launch, *_ in gpu.launches()] == kinds
     assert {launch.spec.lead for launch, *_ in gpu.launches() if launch.spec.kind != "total"} == {MIXES[mix][2]}
+
+
+@pytest.mark.parametrize("lead", [1, 2, 4])
+def test_far_rows(lead):
+    """Rows, strides and offsets of more than 32 bits, as arrays of more than 2^31 elements have them."""
+    base, size = np.int64(2**47), 2
+    lengths = tuple(map(np.int64, (2**33, 5, 3, 2**20)[:lead]))
+    strides = tuple(map(np.int64, (2**24 - 1, 2**32 + 3, -(2**31), 2**9)[:lead]))
+    for place in ((2**32 + 1, 4, 2, 2**20 - 1)[:lead], (2**31, 0, 1, 2**16 + 1)[:lead]):
+        row = sum(index * math.prod(map(int, lengths[axis + 1 :])) for axis, index in enumerate(place))
+        assert make_place(lead)(np.int64(row), lengths) == place
+        start = int(base) + sum(index * int(stride) * size for index, stride in zip(place, strides, strict=True))
+        assert make_row_start(lead)(base, tuple(map(np.int64, place)), strides, size) == start
 
 
 @norms

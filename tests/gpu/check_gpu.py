@@ -54,7 +54,7 @@ def main():
 def parsed():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--cubins", metavar="FOLDER", help="kernels that --build-cubins has made")
-    parser.add_argument("--build-cubins", metavar="FOLDER", help="compile all kernels of the check, and end")
+    parser.add_argument("--build-cubins", metavar="FOLDER", help="compile the kernels of --only, --cases, and end")
     parser.add_argument("--capability", default="9.0", help="of the device that --build-cubins is for (9.0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes of --build-cubins")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
@@ -238,15 +238,11 @@ def ceilings(check, found):
 
 
 def correctness(check, found):
-    from gpu_cases import CASES
     from gpu_cases import check as run_case
+    from gpu_cases import chosen
 
-    wanted = check.options.cases.split("|") if check.options.cases else None
-    unknown = set(wanted or ()) - {case.name for case in CASES}
-    if unknown:
-        raise ValueError(f"there are no cases {sorted(unknown)}")
     found["cases"], failed, skipped = {}, [], 0
-    cases = [case for case in CASES if not wanted or case.name in wanted]
+    cases = chosen(check.options.cases)
     for number, case in enumerate(cases, 1):
         if check.left() < 2:
             skipped += 1

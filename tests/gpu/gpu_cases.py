@@ -91,10 +91,21 @@ def _cases():
     yield Case("LN large, D = 65,536", ln, (3, 65536), "float32", "float32", values="large")
     yield Case("constant", ln, (40, 1000), "float32", "float32", "float32", values="constant")
     yield Case("constant bf16", ln, (40, 1000), "bfloat16", "bfloat16", "bfloat16", values="constant")
+    for dtype, cols in (("float32", 1), ("bfloat16", 13), ("float64", 1001)):
+        yield Case(f"constant large {dtype}", ln, (40, cols), *3 * (dtype,), values="constant large")
     yield Case("NaN and infinity", ln, (40, 1000), "float32", "float32", "float32", values="special")
 
 
 CASES = [case for case in _cases() if case.dtype in DTYPES]
+
+
+def chosen(names):
+    """The cases whose names are given, with | between them; all, if none are."""
+    wanted = set(names.split("|") if names else ())
+    unknown = wanted - {case.name for case in CASES}
+    if unknown:
+        raise ValueError(f"there are no cases {sorted(unknown)}")
+    return [case for case in CASES if not wanted or case.name in wanted]
 
 
 def _data(case):
@@ -116,6 +127,8 @@ def _data(case):
         x[..., ::97] *= 1e4
     elif case.values == "constant":
         x[...] = x[..., :1] * 1e3
+    elif case.values == "constant large":
+        x[...] = np.sign(x[..., :1]) * bounds.LARGEST[case.dtype]
     elif case.values == "special":
         x[1, 5], x[2, 7], x[3, 0] = np.nan, np.inf, -np.inf
     x = x.astype(DTYPES[case.dtype])
@@ -268,7 +281,7 @@ def _judge(case, data, run):
     kept = LayerNormResult(run.y, run.mean, run.rstd) if norm.centered else RMSNormResult(run.y, run.rstd)
     if case.values not in ("large", "tiny", "special"):
         bounds.check_statistics(norm, kept, data.normed, eps=norm.eps)
-    if case.values == "constant":
+    if case.values.startswith("constant"):
         right = np.broadcast_to(data.bias.astype(np.float64), run.y.shape).astype(run.y.dtype)
         bounds.assert_same_bits(run.y, right, "a constant row gives exactly the bias")
     return worst.ratio

@@ -4,18 +4,20 @@ import json
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 
 import gpu_machine  # finds npnorm and tests/
+import gpu_sanitizer
 
 
 def build_cubins(folder, options):
-    """Compile every kernel that the check launches, under the names that npnorm looks for."""
+    """Compile every kernel that the check launches with these options, under the names that npnorm looks for."""
     os.environ["NPNORM_CACHE_DIR"] = str(folder.resolve())
     folder.mkdir(parents=True, exist_ok=True)
     from npnorm.cuda import cache
 
-    specs = planned()
+    specs = planned(options.only, options.cases)
     capability = tuple(map(int, options.capability.split(".")))
     begin = time.perf_counter()
     failed = 0
@@ -36,25 +38,62 @@ def build_cubins(folder, options):
     return 1 if failed else 0
 
 
-def planned():
-    """The specs of all kernels that the sections launch."""
-    import gpu_behaviour
-    import gpu_peers
-    from gpu_cases import CASES, check
-    from gpu_speed import FORMATS, launch_costs, speed
-
+def planned(only=None, cases=None):
+    """The specs of all kernels that the sections launch, or some sections, or some cases of the correctness."""
     machine = gpu_machine.Planned()
-    for case in CASES:
-        check(machine, case)
-    for name in ("streams", "graphs", "large"):
-        getattr(gpu_behaviour, name)(machine)
-    for values, weight in _library_arrays():
-        gpu_behaviour._right(machine, values, weight)
-    for format_ in FORMATS:
-        for _ in speed(machine, format_, gpu_peers.no_calls, lambda: True, lambda figures: None):
-            pass
-    launch_costs(machine, gpu_peers.no_calls)
+    for name, section in SECTIONS.items():
+        if not only or name in only:
+            section(machine, cases)
     return list(machine.specs)
+
+
+def _correctness(machine, cases):
+    from gpu_cases import check, chosen
+
+    for case in chosen(cases):
+        check(machine, case)
+
+
+def _behaviour(name, machine, cases):
+    import gpu_behaviour
+
+    getattr(gpu_behaviour, name)(machine)
+
+
+def _libraries(machine, cases):
+    from gpu_behaviour import _right
+
+    for values, weight in _library_arrays():
+        _right(machine, values, weight)
+
+
+def _speed(machine, cases):
+    from gpu_peers import no_calls
+    from gpu_speed import FORMATS, speed
+
+    for format_ in FORMATS:
+        for _ in speed(machine, format_, no_calls, lambda: True, lambda figures: None):
+            pass
+
+
+def _launch_cost(machine, cases):
+    from gpu_peers import no_calls
+    from gpu_speed import launch_costs
+
+    launch_costs(machine, no_calls)
+
+
+SECTIONS = {
+    "correctness": _correctness,
+    "streams": partial(_behaviour, "streams"),
+    "graphs": partial(_behaviour, "graphs"),
+    "large": partial(_behaviour, "large"),
+    "libraries": _libraries,
+    "speed": _speed,
+    "launch cost": _launch_cost,
+    "sanitizer": lambda machine, cases: _correctness(machine, "|".join(gpu_sanitizer.SANITIZED)),
+}
+"""The sections that launch kernels."""
 
 
 def _library_arrays():
