@@ -154,25 +154,26 @@ class Driver:
         assert lead == 1 or any(length > 1 for length in lengths[: lead // 2]), "a smaller kernel would do"
         return (*lengths, cols), strides, eps, offset
 
-    def _rows(self, pointer, format_, shape, strides, written=False):
+    def _rows(self, pointer, format_, shape, strides, access, written=False):
         """The elements of an array's rows."""
-        dtype = DTYPES[format_]
-        assert pointer % dtype.itemsize == 0
-        strides = [stride * dtype.itemsize for stride in (*strides, 1)]
+        dtype = self._dtype(format_, access == table.SWAPPED)
+        assert access != table.WHOLE or pointer % dtype.itemsize == 0
+        unit = dtype.itemsize if access == table.WHOLE else 1
+        strides = [*(stride * unit for stride in strides), dtype.itemsize]
         return self.memory.view(pointer, shape, strides, dtype, written)
 
-    def _read(self, pointer, format_, shape, strides):
+    def _read(self, pointer, format_, shape, strides, access):
         """The rows in float64; None of None."""
         if format_ is None:
-            assert pointer == 0 and not any(strides)
+            assert pointer == 0 and not any(strides) and access == table.WHOLE
             return None
-        return self._rows(pointer, format_, shape, strides).reshape(-1, shape[-1]).astype(np.float64)
+        return self._rows(pointer, format_, shape, strides, access).reshape(-1, shape[-1]).astype(np.float64)
 
-    def _write(self, values, pointer, format_, shape, strides):
+    def _write(self, values, pointer, format_, shape, strides, access):
         if format_ is None:
-            assert pointer == 0
+            assert pointer == 0 and access == table.WHOLE
             return
-        view = self._rows(pointer, format_, shape, strides, written=True)
+        view = self._rows(pointer, format_, shape, strides, access, written=True)
         view[...] = reference.rounded(values, view.dtype).reshape(view.shape)
 
     def _vector(self, pointer, format_, size, written=False):
@@ -194,6 +195,8 @@ class Driver:
         def fits(width):
             if cols % width or width * DTYPES[spec.plan.x].itemsize > 16:
                 return False
+            if {*spec.access} != {table.WHOLE}:
+                return width == 1
             for (format_, pointer), pair in zip((*arrays, *vectors), (*strides, *len(vectors) * ((),)), strict=True):
                 if format_ is not None:
                     itemsize = DTYPES[format_].itemsize
@@ -212,12 +215,12 @@ class Driver:
         assert not plan.backward
         ours = ((plan.x, x), (plan.other, residual), (plan.other and plan.x, total), (plan.out, y))
         self._check_access(spec, cols, ours, strides, ((plan.weight, weight), (plan.bias, bias)))
-        values = self._read(x, plan.x, shape, strides[0])
-        added = self._read(residual, plan.other, shape, strides[1])
+        values = self._read(x, plan.x, shape, strides[0], spec.access[0])
+        added = self._read(residual, plan.other, shape, strides[1], spec.access[1])
         with np.errstate(all="ignore"):
             if added is not None:
                 values = reference.rounded(values + added, DTYPES[plan.x])
-                self._write(values, total, plan.x, shape, strides[2])
+                self._write(values, total, plan.x, shape, strides[2], spec.access[2])
                 values = values.astype(np.float64)
             shift = self._vector(bias, plan.bias, cols)
             compute = np.dtype(np.float64 if plan.double else np.float32)
@@ -229,7 +232,7 @@ class Driver:
                 plan.centered,
                 DTYPES[plan.x] if plan.rounding else None,
             )
-            self._write(out, y, plan.out, shape, strides[3])
+            self._write(out, y, plan.out, shape, strides[3], spec.access[3])
         for format_, pointer, values in ((plan.mean, mean, row_mean), (plan.rstd, rstd, row_rstd)):
             kept = self._vector(pointer, format_, rows, True)
             if kept is not None:
@@ -249,11 +252,11 @@ class Driver:
             assert self.first_half == arguments and sums
         ours = ((plan.other, dy), (plan.x, x), (plan.dresidual, dresidual), (plan.out, dx))
         self._check_access(spec, cols, ours, strides, ((plan.weight, weight),))
-        added = self._read(dresidual, plan.dresidual, shape, strides[2])
+        added = self._read(dresidual, plan.dresidual, shape, strides[2], spec.access[2])
         with np.errstate(all="ignore"):
             gradients = reference.backward_rows(
-                self._read(dy, plan.other, shape, strides[0]),
-                self._read(x, plan.x, shape, strides[1]),
+                self._read(dy, plan.other, shape, strides[0], spec.access[0]),
+                self._read(x, plan.x, shape, strides[1], spec.access[1]),
                 self._scale(spec, weight, cols, offset),
                 self._vector(mean, "float64", rows).reshape(-1, 1) if plan.centered else None,
                 self._vector(rstd, "float64", rows).reshape(-1, 1),
@@ -261,7 +264,7 @@ class Driver:
                 np.float64(eps),
                 plan.centered,
             )
-            self._write(gradients[0], dx, plan.out, shape, strides[3])
+            self._write(gradients[0], dx, plan.out, shape, strides[3], spec.access[3])
         for pointer, format_, total in (
             (dweights, plan.dweight, gradients[1]), (dbiases, plan.dbias, gradients[2])
         ):  # fmt: skip

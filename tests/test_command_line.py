@@ -114,7 +114,7 @@ def test_compile_names_every_kernel_of_every_call(operation, dtype, monkeypatch,
     monkeypatch.setattr(launch, "STREAMED", 0)
     monkeypatch.setattr(ahead, "streaming_size", lambda: 0)
     threads(2)
-    for shape in ((3, 8), (300, 1200), (3, 40000), (1, 300000)):
+    for shape in ((3, 8), (2**15, 8), (300, 1200), (3, 40000), (1, 300000)):
         x, vector = np.ones(shape, dtype), np.ones(shape[1], dtype)
         for extreme_rows in (False, True):  # noqa: B007  a stand-in looks at it
             monkeypatch.setattr(specialize, "_kernels", {})
@@ -151,7 +151,7 @@ import numpy as np, npnorm
 from npnorm.cpu import cache, launch
 launch.STREAMED = min(launch.STREAMED, 2**20)
 npnorm.set_num_threads(2)
-for rows, cols in (3, 8), (500, 1000), (500, 2500), (3, 40000), (1, 300000):
+for rows, cols in (3, 8), (2**15, 8), (500, 1000), (500, 2500), (3, 40000), (1, 300000):
     for scale in 1, 1e36:
         x = np.random.default_rng(0).standard_normal((rows, cols)).astype(np.float32) * np.float32(scale)
         weight = bias = np.ones(cols, np.float32)

@@ -8,6 +8,7 @@ import pytest
 from bounds import assert_same_bits
 from device import Interface
 from table import NORMS, random
+from zoo import byte_swapped, misaligned
 
 from npnorm import _backend
 from npnorm.cuda import DeviceArray, launch, quick, workspace_bytes
@@ -15,6 +16,7 @@ from npnorm.cuda import DeviceArray, launch, quick, workspace_bytes
 pytestmark = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.name)
 
 SHAPE = (6, 24)
+MASK = (True, False, False)
 
 
 @pytest.fixture
@@ -112,6 +114,20 @@ def test_calls_on_the_host_are_none_of_its_business(norm, gpu, planned):
         assert_same_bits(norm.forward(list(x), weight), norm.forward(x, weight))
         norm.backward(other, x, weight)
     assert not quick._known and not gpu.launches()
+
+
+def test_odd_rows_are_known_too(norm, gpu, planned):
+    """Calls on rows of the other byte order or at odd addresses are remembered, apart from ordinary ones."""
+    for seed in range(3):
+        x, other, _ = inputs(seed)
+        y, dx = norm.reference()(x), norm.reference("backward")(other, x, output_mask=MASK).dx
+        for lay in (np.array, misaligned, byte_swapped):
+            a, b = put(gpu, lay(x)), put(gpu, other)
+            check(gpu, norm.forward(a), [y])
+            check(gpu, norm.backward(b, a, output_mask=MASK), [dx, None, None])
+        assert not gpu.launches("copy")
+        assert len(planned) == (0 if seed else 12)
+        planned.clear()
 
 
 def test_layouts_tell_calls_apart(norm, gpu):

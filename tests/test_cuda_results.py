@@ -11,7 +11,7 @@ from table import DTYPES, MIXED, NORMS, PARAMETERS, parameters, random
 from zoo import LAYOUTS, LEADS, byte_swapped
 
 import npnorm.cuda
-from npnorm.cuda import DeviceArray
+from npnorm.cuda import DeviceArray, table
 
 pytestmark = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.name)
 
@@ -165,6 +165,36 @@ def test_how_many_launches(norm, gpu):
         assert kinds == ["forward", "backward", "total"]
         assert [launch.spec.lead for launch, *_ in gpu.launches("backward")] == [lead]
         assert bool(gpu.launches("copy")) is bool(copies)
+
+
+@pytest.mark.parametrize("layout", ["misaligned", "misaligned_rows", "byte_swapped"])
+def test_odd_rows_are_not_copied(norm, gpu, layout):
+    """Rows at odd addresses or in the other byte order go straight to a kernel, and no scratch memory is taken."""
+    make = LAYOUTS.get(layout, byte_swapped)
+    swapped = layout == "byte_swapped"
+    kind = table.SWAPPED if swapped else table.BYTES
+    x, residual, y, total = (random((6, 24), seed=seed) for seed in range(4))
+    right = norm.reference("add")(x, residual)
+    odd_x, odd_y, odd_total = map(make, (x, y, total))
+    given = put(gpu, odd_x), put(gpu, residual)
+    gpu.events.clear()
+    norm.add(*given, out=put(gpu, odd_y), residual_out=put(gpu, odd_total))
+    assert_same_bits(np.array(odd_y, np.float32), right.y)
+    assert_same_bits(np.array(odd_total, np.float32), right.residual_out)
+    ((launch, *_),) = gpu.launches()
+    assert launch.spec.access == (kind, table.WHOLE, kind, kind) and launch.spec.width == 1
+    assert "allocate" not in gpu.names()
+    gpu.events.clear()
+    mean, rstd = norm.reference("")(x, return_stats=True)[1:] if norm.centered else (None, np.ones((6, 1)))
+    out, options = (put(gpu, odd_y), None, None), {"output_mask": (True, False, False)}
+    options |= {name: put(gpu, array) for name, array in (("mean", mean), ("rstd", rstd)) if array is not None}
+    norm.backward(given[1], given[0], **options, out=out)
+    ((launch, *_),) = gpu.launches()
+    assert launch.spec.access == (table.WHOLE, kind, table.WHOLE, kind)
+    assert "allocate" not in gpu.names()
+    norm.backward(given[1], given[0], out=(out[0], None, None), output_mask=options["output_mask"])
+    statistics = gpu.launches("forward")[-1][0].spec
+    assert statistics.access == (kind, *3 * (table.WHOLE,)) and not gpu.launches("copy")
 
 
 def test_several_axes(norm, gpu):

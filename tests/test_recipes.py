@@ -389,7 +389,7 @@ def test_per_head_norm_writes_over_its_view(layout, dtype):
 def test_per_head_norm_copies_nothing(threads, layout):
     """A copy of the queries were 2 MiB. Rows along three axes pass through four buffers of 64 KiB."""
     threads(1)
-    most = 2**19 if layout == "heads first" else 2**14
+    most = 2**19 if layout == "heads first" else 2**15
     qkv, view = joint_qkv(layout, np.float32)
     query, dquery = view(qkv), view(np.zeros_like(qkv))
     weight = np.ones(HEAD_WIDTH, np.float32)

@@ -6,7 +6,7 @@ from numba import cuda
 from .addresses import make_place, make_row_start
 from .elements import HALVES, TYPES, add_closely, add_exactly, compensated, make_element, make_elements
 from .rows import exponent_of, power_of_two
-from .sums import Row, make_gather, make_scaling, make_terms, number_of
+from .sums import Row, make_all_elements, make_gather, make_scaling, make_terms, number_of
 from .table import SIZES, exchange_size
 from .vectors import device, fma, prefetch
 
@@ -25,10 +25,7 @@ def make_apply(spec):
     exact_weight, exact_bias = plan.dweight not in HALVES, plan.dbias not in HALVES
     number = number_of(plan)
     kind, one = TYPES[number], number(1.0)
-    x_elements, dy_elements, weight_elements, dresidual_elements, dx_elements = (
-        make_elements(form, chunk, spec.width, number)
-        for form in (plan.x, plan.other, plan.weight, plan.dresidual, plan.out)
-    )
+    dy_elements, x_elements, dresidual_elements, dx_elements, weight_elements = make_all_elements(spec, number)
     load_x, load_dy, dy_of, dy_count, load_weight = (
         x_elements.load, dy_elements.load, dy_elements.number, dy_elements.words, weight_elements.load
     )  # fmt: skip
@@ -141,9 +138,7 @@ def make_backward(spec):
     sum_weight, sum_bias, centered = plan.dweight is not None, plan.dbias is not None, plan.centered
     number = number_of(plan)
     kind, zero, one = TYPES[number], number(0.0), number(1.0)
-    x_elements, dy_elements, weight_elements = (
-        make_elements(form, chunk, spec.width, number) for form in (plan.x, plan.other, plan.weight)
-    )
+    dy_elements, x_elements, _, _, weight_elements = make_all_elements(spec, number)
     load_x, load_dy = x_elements.load, dy_elements.load
     dy_words_each, weight_words_each = dy_elements.words, weight_elements.words
     held = vectors if registers else 1
@@ -156,9 +151,8 @@ def make_backward(spec):
     scaling, apply, deliver = make_scaling(plan), make_apply(spec), make_deliver(spec)
     statistic = make_element("float64", np.float64).get
     find_place, row_start = make_place(spec.lead), make_row_start(spec.lead)
-    x_size, dy_size, dresidual_size, dx_size = (
-        SIZES[form or "float32"] for form in (plan.x, plan.other, plan.dresidual, plan.out)
-    )
+    dy_unit, x_unit, dresidual_unit, dx_unit = spec.units(plan.other, plan.x, plan.dresidual, plan.out)
+    x_size, dy_size = SIZES[plan.x], SIZES[plan.other]
     if looped:
 
         @device
@@ -217,8 +211,8 @@ def make_backward(spec):
             row = min(row, rows - 1)
             limit = cols if active else 0
             place = find_place(row, lengths)
-            x_row = row_start(x, place, x_strides, x_size)
-            dy_row = row_start(dy, place, dy_strides, dy_size)
+            x_row = row_start(x, place, x_strides, x_unit)
+            dy_row = row_start(dy, place, dy_strides, dy_unit)
             if registers:
                 for k in range(vectors):
                     j = first + k * threads * chunk
@@ -228,8 +222,8 @@ def make_backward(spec):
             following = row + blocks * together
             if following < rows:  # on its way while this row is worked on
                 next_place = find_place(following, lengths)
-                x_next = row_start(x, next_place, x_strides, x_size)
-                dy_next = row_start(dy, next_place, dy_strides, dy_size)
+                x_next = row_start(x, next_place, x_strides, x_unit)
+                dy_next = row_start(dy, next_place, dy_strides, dy_unit)
                 for k in range(vectors):
                     j = first + k * threads * chunk
                     if j < cols:
@@ -245,9 +239,9 @@ def make_backward(spec):
             )  # fmt: skip
             dresidual_row, dx_row = x_row, x_row  # not before: addresses take registers, too
             if added:
-                dresidual_row = row_start(dresidual, place, dresidual_strides, dresidual_size)
+                dresidual_row = row_start(dresidual, place, dresidual_strides, dresidual_unit)
             if written:
-                dx_row = row_start(dx, place, dx_strides, dx_size)
+                dx_row = row_start(dx, place, dx_strides, dx_unit)
             if known.shrink != one:
                 back = number(np.float64(back) * power_of_two(-2 * exponent_of(np.float64(known.shrink))))
             apply(

@@ -6,7 +6,7 @@ import numpy as np
 from numba import cuda
 
 from . import vectors
-from .table import CHUNK, HALVES, SIZES
+from .table import CHUNK, HALVES, SIZES, WHOLE
 from .vectors import as_double, as_float, as_word, device, double_words, load2, store2, to_odd
 
 try:
@@ -45,11 +45,12 @@ class Elements(NamedTuple):
     """rounded(number): as an element would be stored."""
 
 
-def make_elements(form, chunk, width, number):
+def make_elements(form, chunk, width, number, access=WHOLE):
     """Functions for a format (None as float32), `chunk` elements at a time, accessed `width` at a time, in the
     dtype `number`.
 
-    With width == chunk every chunk that begins in a row ends in it, and nothing is masked.
+    With width == chunk every chunk that begins in a row ends in it, and nothing is masked. Elements that are not
+    accessed whole take a width of 1.
     """
     form = form or "float32"
     size = SIZES[form]
@@ -59,7 +60,10 @@ def make_elements(form, chunk, width, number):
     narrow = step * size < 4
     half = form in HALVES
     low, high, pack = LOW.get(form), HIGH.get(form), PACK.get(form)
-    load_words, store_words = LOAD.get(step * size), STORE.get(step * size)
+    load_words, store_words, load_half, store_half = LOAD.get(step * size), STORE.get(step * size), load2, store2
+    if access != WHOLE:
+        load_words, store_words = vectors.make_load(size, access), vectors.make_store(size, access)
+        load_half, store_half = vectors.make_load2(access), vectors.make_store2(access)
 
     if narrow:
 
@@ -68,18 +72,18 @@ def make_elements(form, chunk, width, number):
             for i in range(0, chunk, 2):
                 word = np.uint32(0)
                 if j + i < cols:
-                    word = load2(row + (j + i) * size)
+                    word = load_half(row + (j + i) * size)
                 if j + i + 1 < cols:
-                    word = np.uint32(word | np.uint32(load2(row + (j + i + 1) * size) << np.uint32(16)))
+                    word = np.uint32(word | np.uint32(load_half(row + (j + i + 1) * size) << np.uint32(16)))
                 words[at + i // 2] = word
 
         @device
         def store(row, j, cols, words, at):
             for i in range(0, chunk, 2):
                 if j + i < cols:
-                    store2(row + (j + i) * size, words[at + i // 2])
+                    store_half(row + (j + i) * size, words[at + i // 2])
                 if j + i + 1 < cols:
-                    store2(row + (j + i + 1) * size, np.uint32(words[at + i // 2] >> np.uint32(16)))
+                    store_half(row + (j + i + 1) * size, np.uint32(words[at + i // 2] >> np.uint32(16)))
 
     else:
 

@@ -42,10 +42,12 @@ def make_read(spec):
         np.float64 if "float64" in (plan.x, plan.other) or (plan.x in HALVES and plan.other != plan.x) else np.float32
     )
     kind = TYPES[wide]
-    x_elements = make_elements(plan.x, chunk, spec.width, wide)
-    residual_elements = make_elements(plan.other, chunk, spec.width, wide)
+    x_elements, residual_elements, total_elements, _ = (
+        make_elements(form, chunk, spec.width, wide, access)
+        for form, access in zip((plan.x, plan.other, plan.x, None), spec.access, strict=True)
+    )
     residual_words = residual_elements.words
-    load, number, put, store = x_elements.load, x_elements.number, x_elements.put, x_elements.store
+    load, number, put, store = x_elements.load, x_elements.number, x_elements.put, total_elements.store
     load_residual, residual_number = residual_elements.load, residual_elements.number
 
     @device
@@ -90,7 +92,7 @@ def make_write(spec, number):
     weight_words, bias_words = weight_elements.words, bias_elements.words
     load_weight, weight_of = weight_elements.load, weight_elements.number
     load_bias, bias_of = bias_elements.load, bias_elements.number
-    write_chunk = make_elements(plan.out, chunk, spec.width, number).write
+    write_chunk = make_elements(plan.out, chunk, spec.width, number, spec.access[3]).write
     kind = TYPES[number]
 
     @device
@@ -167,7 +169,7 @@ def make_forward(spec):
     shared_size = exchange_size(threads, together)
     word_count, weight_count, bias_count = 4 * vectors, weight_words * held, bias_words * held
     find_place, row_start = make_place(spec.lead), make_row_start(spec.lead)
-    x_size, residual_size, y_size = (SIZES[form or "float32"] for form in (plan.x, plan.other, plan.out))
+    x_unit, residual_unit, total_unit, y_unit = spec.units(plan.x, plan.other, plan.x, plan.out)
 
     def forward(
         x, residual, weight, bias, residual_out, y, mean, rstd, rows, cols, lengths,
@@ -194,13 +196,13 @@ def make_forward(spec):
             row = min(row, rows - 1)
             limit = cols if active else 0
             place = find_place(row, lengths)
-            x_row = row_start(x, place, x_strides, x_size)
+            x_row = row_start(x, place, x_strides, x_unit)
             residual_row, total_row, y_row = x_row, x_row, x_row
             if added:
-                residual_row = row_start(residual, place, residual_strides, residual_size)
-                total_row = row_start(residual_out, place, residual_out_strides, x_size)
+                residual_row = row_start(residual, place, residual_strides, residual_unit)
+                total_row = row_start(residual_out, place, residual_out_strides, total_unit)
             if written:
-                y_row = row_start(y, place, y_strides, y_size)
+                y_row = row_start(y, place, y_strides, y_unit)
             read(words, x_row, residual_row, total_row, steps, thread, limit)
             if ahead and written:
                 for k in range(vectors):

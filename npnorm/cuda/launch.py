@@ -10,7 +10,7 @@ from .._checks import format_of
 from .._plan import Backward, Forward, Plan
 from . import driver, table
 from .arrays import DeviceArray
-from .layout import ACCESS, lead_axes, steps_of, width
+from .layout import ACCESS, accesses, lead_axes, steps_of, width
 from .results import empty, handed_over
 from .staging import Staging, memory_for
 from .streams import LEGACY, stream_address
@@ -82,9 +82,10 @@ def _forward_launch(call: Forward, arrays: Arrays, vectors: Arrays) -> tuple[tab
     """What is launched, and the arguments that shapes decide."""
     plan, rows, cols = _extent(call)
     lead = lead_axes(arrays, call.axes)
-    access = width(call.x, cols, arrays, lead, vectors)
+    elements = width(call.x, cols, arrays, lead, vectors)
     count, steps = steps_of(lead, arrays)
-    what = table.forward_launch(plan, rows, cols, access, bool(call.weight_offset), count)
+    offset = bool(call.weight_offset)
+    what = table.forward_launch(plan, rows, cols, elements, offset, count, accesses(arrays))
     return what, (rows, cols, *steps)
 
 
@@ -160,18 +161,21 @@ class Gradients:
         self.arrays = [staging.rows(array, call.axes, written=i == 3) for i, array in enumerate(arrays)]
         self.takes_arrays_as_they_are = staging.size == size
         lead = lead_axes(self.arrays, call.axes)
-        access = width(call.x, cols, self.arrays, lead, self.vectors[:1])
+        elements, access = width(call.x, cols, self.arrays, lead, self.vectors[:1]), accesses(self.arrays)
         count, steps = steps_of(lead, self.arrays)
         statistics = None
         if parts.rstd is not None:
-            launch = table.forward_launch(table.statistics_plan(plan), rows, cols, access, False, count)
+            of_x_alone = (access[1], *3 * (table.WHOLE,))
+            launch = table.forward_launch(
+                table.statistics_plan(plan), rows, cols, elements, False, count, of_x_alone
+            )  # fmt: skip
             lengths, of_x = steps[:count], steps[2 * count : 3 * count]
             statistics = launch, (rows, cols, *lengths, *of_x, *3 * count * (0,))
         partials = table.partials(plan, rows, cols)
         self.launches = BackwardLaunches(
             parts,
             statistics,
-            table.backward_launches(plan, rows, cols, access, bool(call.weight_offset), count),
+            table.backward_launches(plan, rows, cols, elements, bool(call.weight_offset), count, access),
             (rows, cols, *steps),
             [
                 (table.total_launch(plan, name, partials, cols), plan.dweight == name, plan.dbias == name)

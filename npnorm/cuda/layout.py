@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from .arrays import DeviceArray
+from .table import BYTES, SWAPPED, WHOLE
 
 ACCESS = 16  # bytes of the largest memory access
 
@@ -35,14 +36,19 @@ def is_aligned(array: DeviceArray) -> bool:
 
 
 def is_plain(array: DeviceArray) -> bool:
-    """Whether kernels can read its elements: aligned, in native byte order."""
+    """Whether its elements can be read at once: aligned, in native byte order."""
     return array.dtype.isnative and is_aligned(array)
+
+
+def accesses(arrays: Sequence[DeviceArray | None]) -> tuple[str, ...]:
+    """How kernels access the elements of several arrays: see `table.Spec.access`."""
+    return tuple(
+        WHOLE if array is None or is_plain(array) else BYTES if array.dtype.isnative else SWAPPED for array in arrays
+    )
 
 
 def has_rows(array: DeviceArray, axes: int) -> bool:
     """Whether the last `axes` axes are one run of contiguous elements."""
-    if not is_plain(array):
-        return False
     inner = merged(array.shape[-axes:], [array.strides[-axes:]])
     return not inner or (len(inner) == 1 and inner[0][1] == (array.itemsize,))
 
@@ -63,14 +69,15 @@ def reach(array: DeviceArray) -> tuple[int, int]:
 
 
 def steps_of(lead: list[Axis], arrays: Sequence[DeviceArray | None]) -> tuple[int, tuple[int, ...]]:
-    """How many lead axes a kernel takes, and its arguments: their lengths, then each array's strides in elements.
+    """How many lead axes a kernel takes, and its arguments: their lengths, then each array's strides in elements,
+    or in bytes where elements are not accessed at once.
 
     A power of two, so that few kernels are compiled: more axes have length 1. Absent arrays have strides of 0.
     """
     count = 1 << max(0, len(lead) - 1).bit_length()
     nothing: Axis = (1, (0,) * len(arrays))
     axes = [nothing] * (count - len(lead)) + lead
-    sizes = [1 if array is None else array.itemsize for array in arrays]
+    sizes = [1 if array is None or not is_plain(array) else array.itemsize for array in arrays]
     strides = [steps[i] // size for i, size in enumerate(sizes) for _, steps in axes]
     return count, (*(length for length, _ in axes), *strides)
 
@@ -90,7 +97,7 @@ def width(
     vectors: Sequence[DeviceArray | None],
 ) -> int:  # fmt: skip
     """How many elements a memory access takes, which the addresses and strides of all arrays decide."""
-    elements = math.gcd(ACCESS // x.itemsize, cols)
+    elements = math.gcd(ACCESS // x.itemsize, cols) if {*accesses(arrays)} == {WHOLE} else 1
     places = [(array.itemsize, [array.pointer]) for array in vectors if array is not None]
     for number, array in enumerate(arrays):
         if array is not None:

@@ -10,6 +10,8 @@ from fractions import Fraction
 
 import numpy as np
 
+from .table import SWAPPED, WHOLE
+
 MEMORY: dict[int, np.ndarray] = {}
 """Arrays of bytes that kernels may touch, by address."""
 
@@ -27,8 +29,8 @@ def held(array):
     return flat.ctypes.data
 
 
-def _find(address, size):
-    if address % size:
+def _find(address, size, access=WHOLE):
+    if access == WHOLE and address % size:
         raise AssertionError(f"an access of {size} bytes at {address:#x}")
     for start, memory in MEMORY.items():
         if start <= address and address + size <= start + memory.size:
@@ -36,44 +38,54 @@ def _find(address, size):
     raise AssertionError(f"an access of {size} bytes outside of every array")
 
 
-def _bytes(address, size):
-    start, place = _find(address, size)
-    return MEMORY[start][place]
+def _bytes(address, size, access):
+    start, place = _find(address, size, access)
+    return _ordered(MEMORY[start][place], access)
 
 
-def _bytes_once(address, size):
-    start, place = _find(address, size)
+def _ordered(memory, access):
+    return memory[::-1] if access == SWAPPED else memory
+
+
+def _bytes_once(address, size, access):
+    start, place = _find(address, size, access)
     written = WRITTEN.setdefault(start, np.zeros(MEMORY[start].size, bool))
     if written[place].any():
         raise AssertionError(f"{size} bytes at {address:#x} are written twice")
     written[place] = True
-    return MEMORY[start][place]
+    return _ordered(MEMORY[start][place], access)
 
 
-def _make_load(size):
+def make_load(size, access=WHOLE):
     def load(words, at, address):
-        words[at : at + size // 4] = _bytes(address, size).view(np.uint32)
+        words[at : at + size // 4] = np.frombuffer(_bytes(address, size, access).tobytes(), np.uint32)
 
     return load
 
 
-def _make_store(size):
+def make_store(size, access=WHOLE):
     def store(address, words, at):
-        _bytes_once(address, size).view(np.uint32)[:] = words[at : at + size // 4]
+        _bytes_once(address, size, access)[:] = words[at : at + size // 4].view(np.uint8)
 
     return store
 
 
-load4, load8, load16 = map(_make_load, (4, 8, 16))
-store4, store8, store16 = map(_make_store, (4, 8, 16))
+def make_load2(access=WHOLE):
+    def load(address):
+        return np.uint32(int.from_bytes(_bytes(address, 2, access).tobytes(), "little"))
+
+    return load
 
 
-def load2(address):
-    return np.uint32(_bytes(address, 2).view(np.uint16)[0])
+def make_store2(access=WHOLE):
+    def store(address, word):
+        _bytes_once(address, 2, access)[:] = int(word) & 0xFF, int(word) >> 8 & 0xFF
+
+    return store
 
 
-def store2(address, word):
-    _bytes_once(address, 2).view(np.uint16)[0] = int(word) & 0xFFFF
+load2, load4, load8, load16 = make_load2(), *map(make_load, (4, 8, 16))
+store2, store4, store8, store16 = make_store2(), *map(make_store, (4, 8, 16))
 
 
 def prefetch(address):

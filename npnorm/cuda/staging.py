@@ -1,6 +1,6 @@
 """Scratch memory of a call, and the contiguous copies in it of arrays that kernels cannot take as they are.
 
-Those are arrays whose rows are not contiguous, weights with strides, elements at odd addresses or in the other byte
+Those are arrays whose rows are not contiguous, weights and sums with strides, at odd addresses or in the other byte
 order, statistics that are not float64. Everything is planned before anything is allocated: a stand-in's pointer is an
 offset until `begin`.
 """

@@ -49,7 +49,8 @@ def make_source(spec):
     """
     chunk, threads = spec.chunk, spec.threads
     registers, in_shared = spec.mode == "registers", spec.mode == "shared"
-    load = make_elements(spec.plan.x, chunk, spec.width, np.float32).load
+    access = spec.access[0 if spec.plan.other is None else 2]  # what `row` is: x, or its sum with the residual
+    load = make_elements(spec.plan.x, chunk, spec.width, np.float32, access).load
 
     @device
     def fetch(words, row, k, thread, limit):

@@ -19,7 +19,7 @@ from .rows import (
     power_of_two,
     two,
 )
-from .table import SIZES, exchange_size
+from .table import WHOLE, exchange_size
 from .vectors import device
 
 try:
@@ -58,6 +58,16 @@ def number_of(plan):
     return np.float64 if plan.double else np.float32
 
 
+def make_all_elements(spec, number):
+    """`Elements` of dy, x, dresidual, dx and the weight."""
+    plan = spec.plan
+    forms = plan.other, plan.x, plan.dresidual, plan.out, plan.weight
+    return [
+        make_elements(form, spec.chunk, spec.width, number, access)
+        for form, access in zip(forms, (*spec.access, WHOLE), strict=True)
+    ]
+
+
 def make_scaling(plan):
     """A function scaling(mean, rstd, weight_offset) -> the `Row` before its gradient is looked at, and back: rstd is
     row.factor·back.
@@ -91,9 +101,7 @@ def make_terms(spec):
     plan, chunk = spec.plan, spec.chunk
     centered, offset, weighted = plan.centered, spec.offset, plan.weight is not None
     number = number_of(plan)
-    x_elements, dy_elements, weight_elements = (
-        make_elements(form, chunk, spec.width, number) for form in (plan.x, plan.other, plan.weight)
-    )
+    dy_elements, x_elements, _, _, weight_elements = make_all_elements(spec, number)
     scaled, dy_scaled, weight_of = x_elements.scaled, dy_elements.scaled, weight_elements.number
 
     @device
@@ -132,9 +140,7 @@ def make_gather(spec):
     number = number_of(plan)
     kind, zero, one = TYPES[number], number(0.0), number(1.0)
     largest_mean = number(LARGEST_MEAN_DOUBLE if double else LARGEST_MEAN)
-    x_elements, dy_elements, weight_elements = (
-        make_elements(form, chunk, spec.width, number) for form in (plan.x, plan.other, plan.weight)
-    )
+    dy_elements, x_elements, _, _, weight_elements = make_all_elements(spec, number)
     load_x, load_dy, load_weight = x_elements.load, dy_elements.load, weight_elements.load
     scaled, dy_count = x_elements.scaled, dy_elements.words
     normalize, multiply = make_terms(spec)
@@ -228,11 +234,11 @@ def make_sums(spec):
     gather, scaling = make_gather(spec), make_scaling(plan)
     element = make_element("float64", np.float64)
     statistic, put = element.get, element.put
-    dy_count = make_elements(plan.other, chunk, spec.width, number).words
-    weight_count = make_elements(plan.weight, chunk, spec.width, number).words
+    dy_elements, _, _, _, weight_elements = make_all_elements(spec, number)
+    dy_count, weight_count = dy_elements.words, weight_elements.words
     shared_size = exchange_size(threads, together)
     find_place, row_start = make_place(spec.lead), make_row_start(spec.lead)
-    x_size, dy_size = SIZES[plan.x], SIZES[plan.other]
+    dy_unit, x_unit, _, _ = spec.units(plan.other, plan.x, None, None)
 
     def sums_of_rows(
         dy, x, weight, mean, rstd, dresidual, dx, sums, dweight_partials, dbias_partials, rows, cols, lengths,
@@ -251,8 +257,8 @@ def make_sums(spec):
         row = np.int64(cuda.blockIdx.x)
         while row < rows:
             place = find_place(row, lengths)
-            x_row = row_start(x, place, x_strides, x_size)
-            dy_row = row_start(dy, place, dy_strides, dy_size)
+            x_row = row_start(x, place, x_strides, x_unit)
+            dy_row = row_start(dy, place, dy_strides, dy_unit)
             high, r = 0.0, statistic(rstd, row)
             if centered:
                 high = statistic(mean, row)

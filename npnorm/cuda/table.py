@@ -14,6 +14,12 @@ SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 HALVES = ("float16", "bfloat16")
 
+WHOLE, BYTES, SWAPPED = "whole", "bytes", "swapped"
+"""How an element is read and written: at once; byte by byte, for it may lie at any address; or so and in the other
+byte order."""
+
+ORDINARY = 4 * (WHOLE,)
+
 LEAST = (8, 0)
 """The oldest compute capability: code is lowered for it, and the linker makes that of newer ones from it."""
 
@@ -77,6 +83,16 @@ class Spec(NamedTuple):
     nowhere but in the device's second cache, its sums being in registers ("cached")."""
     lead: int = 1
     """Lead axes whose lengths and strides the kernel takes. Rows have the same bits along any number of them."""
+    access: tuple[str, ...] = ORDINARY
+    """How elements of each array that has strides are accessed; the width is 1 if any of them is not accessed whole."""
+
+    def units(self, *formats: str | None) -> list[int]:
+        """The bytes that strides count, of the arrays that have strides: elements, or bytes where these may lie
+        anywhere."""
+        return [
+            SIZES[form or "float32"] if access == WHOLE else 1
+            for form, access in zip(formats, self.access, strict=True)
+        ]
 
     @property
     def chunk(self) -> int:
@@ -118,7 +134,10 @@ class Workspace(NamedTuple):
     size: int
 
 
-def forward_launch(plan: Plan, rows: int, cols: int, width: int, offset: bool = False, lead: int = 1) -> Launch:
+def forward_launch(
+    plan: Plan, rows: int, cols: int, width: int, offset: bool = False, lead: int = 1,
+    access: tuple[str, ...] = ORDINARY,
+) -> Launch:  # fmt: skip
     """The launch of a forward call, or of one for statistics alone (`statistics_plan`)."""
     chunks = -(-cols // (CHUNK // SIZES[plan.x]))
     threads = forward_threads(chunks)
@@ -128,7 +147,7 @@ def forward_launch(plan: Plan, rows: int, cols: int, width: int, offset: bool = 
         fits = staged + 8 * exchange_size(threads, 1) <= SHARED
         vectors, mode, shared = (0, "shared", staged) if fits else (0, "looped", 0)
     together = max(1, FORWARD_BLOCK // threads) if threads <= WARP else 1
-    spec = Spec("forward", plan, offset, width, threads, together, vectors, mode, lead)
+    spec = Spec("forward", plan, offset, width, threads, together, vectors, mode, lead, access)
     return _launch(spec, -(-rows // together), 1, shared)
 
 
@@ -148,19 +167,20 @@ def statistics_plan(plan: Plan) -> Plan:
 
 
 def backward_launches(
-    plan: Plan, rows: int, cols: int, width: int, offset: bool = False, lead: int = 1
-) -> tuple[Launch, ...]:
+    plan: Plan, rows: int, cols: int, width: int, offset: bool = False, lead: int = 1,
+    access: tuple[str, ...] = ORDINARY,
+) -> tuple[Launch, ...]:  # fmt: skip
     """The launches of a backward call, in order, all with the same arguments."""
     threads, vectors, mode = _backward_shape(plan, cols)
     count = partials(plan, rows, cols)
     if mode != "looped":
-        spec = Spec("backward", plan, offset, width, threads, _together(threads), vectors, mode, lead)
+        spec = Spec("backward", plan, offset, width, threads, _together(threads), vectors, mode, lead, access)
         return (_launch(spec, count, 1, _exchange_bytes(spec)),)
     chunks = -(-cols // (CHUNK // SIZES[plan.x]))
     bare = plan._replace(out=None, dweight=None, dbias=None, dresidual=None)
     most = min(_resident_backward(plan), forward_threads(chunks))
-    sums = Spec("sums", bare, offset, width, most, 1, 0, "looped", lead)
-    apply = Spec("backward", plan, offset, width, threads, 1, vectors, mode, lead)
+    sums = Spec("sums", bare, offset, width, most, 1, 0, "looped", lead, (*access[:2], WHOLE, WHOLE))
+    apply = Spec("backward", plan, offset, width, threads, 1, vectors, mode, lead, access)
     return _launch(sums, rows, 1, 0), _launch(apply, -(-chunks // threads), count, 0)
 
 

@@ -13,6 +13,8 @@ try:
 except ImportError:
     from numba.core import config
 
+from .table import SWAPPED, WHOLE
+
 SIMULATED = bool(config.ENABLE_CUDASIM)
 ALL_LANES = 0xFFFFFFFF
 
@@ -40,6 +42,10 @@ if SIMULATED:
         load16,
         low_bfloat,
         low_half,
+        make_load,
+        make_load2,
+        make_store,
+        make_store2,
         prefetch,
         reciprocal_root,
         shuffle,
@@ -65,17 +71,31 @@ else:
     def _pointer(builder, address, element):
         return builder.inttoptr(address, ir.PointerType(element, addrspace=1))
 
-    def _make_load(size):
+    def _load(builder, address, kind, size, access):
+        """`size` bytes at a global address, as a type of LLVM."""
+        whole = access == WHOLE
+        loaded = builder.load(_pointer(builder, address, kind if whole else ir.IntType(8 * size)))
+        loaded.align = size if whole else 1  # the compiler makes bytes of it
+        return builder.bitcast(builder.bswap(loaded) if access == SWAPPED else loaded, kind)
+
+    def _store(builder, value, address, size, access):
+        """The bytes at a global address = a value."""
+        if access != WHOLE:
+            value = builder.bitcast(value, ir.IntType(8 * size))
+        if access == SWAPPED:
+            value = builder.bswap(value)
+        builder.store(value, _pointer(builder, address, value.type)).align = size if access == WHOLE else 1
+
+    def make_load(size, access=WHOLE):
         count = size // 4
         kind = ir.VectorType(_I32, count) if count > 1 else _I32
 
         @intrinsic
         def load(typingctx, words, at, address):
-            """words[at:] = the `size` bytes at a global address that `size` divides."""
+            """words[at:] = the `size` bytes at a global address; `size` divides it if they are accessed whole."""
 
             def codegen(context, builder, signature, args):
-                loaded = builder.load(_pointer(builder, args[2], kind))
-                loaded.align = size
+                loaded = _load(builder, args[2], kind, size, access)
                 for i in range(count):
                     word = builder.extract_element(loaded, _I32(i)) if count > 1 else loaded
                     builder.store(word, _element(context, builder, words, args[0], args[1], i))
@@ -85,7 +105,7 @@ else:
 
         return load
 
-    def _make_store(size):
+    def make_store(size, access=WHOLE):
         count = size // 4
         kind = ir.VectorType(_I32, count) if count > 1 else _I32
 
@@ -98,36 +118,40 @@ else:
                 for i in range(count):
                     word = builder.load(_element(context, builder, words, args[1], args[2], i))
                     vector = builder.insert_element(vector, word, _I32(i)) if count > 1 else word
-                builder.store(vector, _pointer(builder, args[0], kind)).align = size
+                _store(builder, vector, args[0], size, access)
                 return context.get_dummy_value()
 
             return types.none(types.int64, words, types.int64), codegen
 
         return store
 
-    load4, load8, load16 = map(_make_load, (4, 8, 16))
-    store4, store8, store16 = map(_make_store, (4, 8, 16))
+    def make_load2(access=WHOLE):
+        @intrinsic
+        def load(typingctx, address):
+            """The 16 bits at a global address, as the low half of a word."""
 
-    @intrinsic
-    def load2(typingctx, address):
-        """The 16 bits at a global address, as the low half of a word."""
+            def codegen(context, builder, signature, args):
+                return builder.zext(_load(builder, args[0], _I16, 2, access), _I32)
 
-        def codegen(context, builder, signature, args):
-            loaded = builder.load(_pointer(builder, args[0], _I16))
-            loaded.align = 2
-            return builder.zext(loaded, _I32)
+            return types.uint32(types.int64), codegen
 
-        return types.uint32(types.int64), codegen
+        return load
 
-    @intrinsic
-    def store2(typingctx, address, word):
-        """The 16 bits at a global address = the low half of a word."""
+    def make_store2(access=WHOLE):
+        @intrinsic
+        def store(typingctx, address, word):
+            """The 16 bits at a global address = the low half of a word."""
 
-        def codegen(context, builder, signature, args):
-            builder.store(builder.trunc(args[1], _I16), _pointer(builder, args[0], _I16)).align = 2
-            return context.get_dummy_value()
+            def codegen(context, builder, signature, args):
+                _store(builder, builder.trunc(args[1], _I16), args[0], 2, access)
+                return context.get_dummy_value()
 
-        return types.none(types.int64, types.uint32), codegen
+            return types.none(types.int64, types.uint32), codegen
+
+        return store
+
+    load2, load4, load8, load16 = make_load2(), *map(make_load, (4, 8, 16))
+    store2, store4, store8, store16 = make_store2(), *map(make_store, (4, 8, 16))
 
     @intrinsic
     def prefetch(typingctx, address):

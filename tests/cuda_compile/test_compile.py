@@ -14,7 +14,8 @@ from npnorm._plan import Plan
 pytest.importorskip("cuda.bindings", reason="needs the extra cu13")
 pytest.importorskip("numba_cuda", reason="needs the extra cu13")
 
-from numba import cuda  # noqa: E402
+from numba import cuda, njit, types  # noqa: E402
+from numba.extending import intrinsic  # noqa: E402
 
 from npnorm.cuda import table, vectors  # noqa: E402
 from npnorm.cuda.compile import assemble, link, lower  # noqa: E402
@@ -22,6 +23,7 @@ from npnorm.cuda.kernels import make_kernel  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cuda_gated_norm.py"
 CAPABILITIES = [(8, 0), (9, 0), (10, 0)]
+ODD = "of rows at odd addresses and of the other byte order"
 LATEST = (12, 0)
 """Compiled for the kernels of one format only: a minute less."""
 
@@ -73,6 +75,12 @@ def launches():
     yield "forward float32 weight", table.forward_launch(forward_plan(half, parameter="float32"), 8192, 4096, 8)
     yield "forward float16", table.forward_launch(forward_plan("float16"), 8192, 4096, 8)
     yield "forward odd", table.forward_launch(forward_plan(half), 8192, 4097, 1)
+    for name, make, plan in (
+        ("forward", table.forward_launch, forward_plan("float32", residual="float32")),
+        ("backward", lambda *given: table.backward_launches(*given)[0], backward_plan("float32", dresidual="float32")),
+    ):
+        access = table.SWAPPED, table.WHOLE, table.BYTES, table.SWAPPED
+        yield f"{name} {ODD}", make(plan, 8192, 2048, 1, False, 1, access)
     yield "total", table.total_launch(backward_plan(half), half, 264, 4096)
     yield from more_launches()
 
@@ -172,6 +180,64 @@ def test_accesses(name):
         assert sum(others.values()) <= 8, others
     else:
         assert wide == 0 or "partial" in name or spec.kind == "backward"
+
+
+@named(lambda spec: spec.access != table.ORDINARY)
+def test_accesses_of_odd_rows(name):
+    """Rows that may lie anywhere are moved byte by byte; the other arrays, and they alone, element by element."""
+    spec = LAUNCHES[name].spec
+    elements, backward = spec.vectors * spec.chunk, spec.plan.backward
+    found = operations(text(name))
+
+    def count(operation, *kinds):
+        return sum(found[f"{operation}.global.{kind}"] for kind in kinds)
+
+    assert not any(".v4" in operation for operation in found)
+    assert count("ld", "u8", "b8") == 4 * elements * (2 if backward else 1)
+    assert count("st", "u8", "b8") >= 4 * elements * (1 if backward else 2)
+    # The residual, weight and bias, or x and twice the weight; partial sums.
+    assert count("ld", "f32", "u32", "b32") == 3 * elements
+    assert count("st", "f32", "u32", "b32") == (2 * elements if backward else 0)
+
+
+@pytest.mark.parametrize("access", [table.WHOLE, table.BYTES, table.SWAPPED])
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_accesses_on_the_host(size, access):
+    """The instructions of LLVM that move elements, compiled for this processor: any byte order at any address."""
+    whole = vectors.ir.IntType(8 * size)
+    kind = vectors.ir.VectorType(vectors.ir.IntType(32), 2) if size == 8 else whole  # as words of a kernel
+
+    @intrinsic
+    def load(typingctx, address):
+        def codegen(context, builder, signature, args):
+            loaded = vectors._load(builder, args[0], kind, size, access)
+            return builder.zext(builder.bitcast(loaded, whole), vectors.ir.IntType(64))
+
+        return types.uint64(types.int64), codegen
+
+    @intrinsic
+    def store(typingctx, address, value):
+        def codegen(context, builder, signature, args):
+            value = builder.bitcast(builder.trunc(args[1], whole), kind)
+            vectors._store(builder, value, args[0], size, access)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.uint64), codegen
+
+    @njit
+    def move(source, target):
+        value = load(source)
+        store(target, value)
+        return value
+
+    memory = np.arange(1, 33, dtype=np.uint8)
+    source, target = (1, 19) if access != table.WHOLE else (8, 16)
+    expected = memory.copy()
+    expected[target : target + size] = memory[source : source + size]
+    content = memory[source : source + size].tobytes()
+    value = move(memory.ctypes.data + source, memory.ctypes.data + target)
+    assert value == int.from_bytes(content, "big" if access == table.SWAPPED else "little")
+    assert (memory == expected).all()
 
 
 @named(lambda spec: not spec.plan.double)

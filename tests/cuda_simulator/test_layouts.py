@@ -1,5 +1,6 @@
 """Calls on arrays of any layout, from the public functions to the kernels' own source: only the driver stands in."""
 
+import itertools
 import math
 
 import device
@@ -9,6 +10,7 @@ import support
 from bounds import assert_same_bits
 from device import Interface
 from table import NORMS, random
+from zoo import byte_swapped
 
 from npnorm.cuda import driver, simulated, table
 from npnorm.cuda.addresses import make_place, make_row_start
@@ -81,6 +83,48 @@ def arrays_of(mix, dtype):
     return arrays, [np.array(array, order="C") for array in arrays]
 
 
+def bytes_apart(array):
+    """Rows that begin in the middle of an element, and another number of bytes after each other."""
+    rows, cols = array.shape
+    size, step = array.itemsize, cols * array.itemsize + 3
+    memory = np.full(rows * step + size, 0xA5, np.uint8)
+    view = np.ndarray(array.shape, array.dtype, memory, size // 2, (step, size))
+    view[...] = array
+    return view
+
+
+def both(array):
+    return bytes_apart(byte_swapped(array))
+
+
+ODD = {
+    "byte-swapped": 4 * [byte_swapped],
+    "bytes apart": 4 * [bytes_apart],
+    "each its own": [byte_swapped, np.array, both, bytes_apart],
+    "each another": [bytes_apart, both, byte_swapped, np.array],
+}
+
+odd = pytest.mark.parametrize(
+    "mix, dtype",
+    [
+        *itertools.product(ODD, ("float16", "float32")), ("bytes apart", "bfloat16"),
+        ("byte-swapped", "float64"), ("each its own", "float64"),
+    ],
+)  # fmt: skip
+
+
+def check_odd(gpu, outputs, expected):
+    """Outputs have the expected bits, and nothing around them is written; one launch of each kernel, and no copy."""
+    for output, right in zip(outputs, expected, strict=True):
+        assert_same_bits(np.array(output, right.dtype), right)
+        if output.base is not None:
+            memory = output.base.copy()
+            np.ndarray(output.shape, output.dtype, memory, output.itemsize // 2, output.strides)[...] = 0
+            assert (memory == 0xA5).sum() == memory.size - output.nbytes
+    kinds = [launch.spec.kind for launch, *_ in gpu.launches()]
+    assert len(kinds) == len(set(kinds)) and "copy" not in kinds
+
+
 def put(gpu, *arrays):
     return [Interface(gpu.memory.hold(array)) for array in arrays]
 
@@ -141,3 +185,63 @@ def test_backward(norm, gpu, monkeypatch, mix, wide):
     outputs = [dx] if dweight is None else [dx, *content(gpu, dweight)]
     kinds = ["forward", *wide * ["sums"], "backward", *mask[1] * ["total"]]
     check(gpu, mix, kinds, outputs, expected)
+
+
+def odd_forward(norm, gpu, mix, dtype):
+    x, residual, y, total = (random((3, 20), dtype, seed, offset=3.0) for seed in range(4))
+    weight, bias = (random(20, dtype, seed) for seed in (4, 5))
+    parameters = put(gpu, weight, bias)[: 2 if norm.centered else 1]
+    options = {"eps": 1e-3, "return_stats": True}
+    expected = content(gpu, *norm.add(*put(gpu, x, residual), *parameters, **options)[:2])
+    gpu.events.clear()
+    x, residual, total, y = (lay(array) for lay, array in zip(ODD[mix], (x, residual, total, y), strict=True))
+    out, residual_out = put(gpu, y, total)
+    norm.add(*put(gpu, x, residual), *parameters, out=out, residual_out=residual_out, **options)
+    check_odd(gpu, [y, total], expected)
+    assert not any(event[0] == "allocate" and event[1] > 8 * 3 for event in gpu.events)
+
+
+@norms
+@odd
+def test_odd_forward(norm, gpu, mix, dtype):
+    """Rows at any address and in any byte order have the bits of ordinary ones, and are taken as they are."""
+    odd_forward(norm, gpu, mix, dtype)
+
+
+@pytest.mark.parametrize("shared", [table.SHARED, 0])
+def test_odd_forward_of_wide_rows(gpu, monkeypatch, shared):
+    """Rows that stay in shared memory, or are read again."""
+    monkeypatch.setattr(table, "forward_threads", lambda chunks: 1)
+    monkeypatch.setattr(table, "SHARED", shared)
+    monkeypatch.setattr(table, "FORWARD_BLOCK", 1)
+    odd_forward(NORMS[0], gpu, "each another", "float32")
+    (mode,) = {launch.spec.mode for launch, *_ in gpu.launches()}
+    assert mode == ("shared" if shared else "looped")
+
+
+def odd_backward(norm, gpu, mix, dtype):
+    mask = True, mix == "each its own", False
+    dy, x, dresidual, dx = (random((3, 20), dtype, seed, offset=3.0) for seed in range(4))
+    (weight,) = put(gpu, random(20, dtype, 4))
+    plain = dict(zip(("dy", "x", "dresidual"), put(gpu, dy, x, dresidual), strict=True))
+    expected = norm.backward(**plain, weight=weight, output_mask=mask)
+    expected = content(gpu, *(gradient for gradient in expected if gradient is not None))
+    gpu.events.clear()
+    dy, x, dresidual, dx = (lay(array) for lay, array in zip(ODD[mix], (dy, x, dresidual, dx), strict=True))
+    laid = dict(zip(("dy", "x", "dresidual"), put(gpu, dy, x, dresidual), strict=True))
+    (out,) = put(gpu, dx)
+    _, dweight, _ = norm.backward(**laid, weight=weight, output_mask=mask, out=(out, None, None))
+    check_odd(gpu, [dx, *content(gpu, *mask[1] * [dweight])], expected)
+
+
+@norms
+@odd
+def test_odd_backward(norm, gpu, mix, dtype):
+    odd_backward(norm, gpu, mix, dtype)
+
+
+@pytest.mark.parametrize("mode, vectors", [("looped", 1), ("cached", 3)])
+def test_odd_backward_of_wide_rows(gpu, monkeypatch, mode, vectors):
+    """Rows that are read again, by the same kernel or by a second one."""
+    monkeypatch.setattr(table, "_backward_shape", lambda plan, cols: (2, vectors, mode))
+    odd_backward(NORMS[0], gpu, "each its own", "float32")
