@@ -50,7 +50,8 @@ columns on there is no gain, and from memory a loss."""
 LONG_GRADIENT, LONG_GRADIENT_ALONE = 2048, 6144
 """Bytes of a long row of dx, with sums for dweight or dbias and without. Of float32, 16384 x 512 took 5.5 times a copy
 with ordinary stores and 2.2 with others, 16384 x 384 took 2.9 and 3.4; dx alone took 1.4 and 1.6 for 8192 x 1024, 1.7
-and 1.3 for 4096 x 1536."""
+and 1.3 for 4096 x 1536. They pay from half of `STREAMED` on, since there are three arrays: with sums, 2048 x 768 took
+2.3 to 2.8 and 2.4 to 4.1, 3000 x 768 took 3.5 and 2.2 to 3.3."""
 
 
 def forward(call):
@@ -194,7 +195,7 @@ def _is_streamed(inputs, dx, summed, rows, cols):
         return False
     dy, x, *_ = inputs
     row = cols * x.itemsize
-    if row < (LONG_GRADIENT if summed else LONG_GRADIENT_ALONE) or 3 * rows * row < 2 * STREAMED:
+    if row < (LONG_GRADIENT if summed else LONG_GRADIENT_ALONE) or 2 * rows * row < STREAMED:
         return False
     return not (np.may_share_memory(dx, dy) or np.may_share_memory(dx, x))
 
