@@ -144,6 +144,11 @@ def test_writing_past_the_cache(norm, dtype, monkeypatch, threads):
             norm.forward(x, **given, out=out)
             assert_same_bits(out, expected.y)
             assert np.isnan(base[:, 0]).all() and np.isnan(base[:, cols + 1 :]).all()
+        # Rows that follow each other, five at a time.
+        base = poisoned((7, 6, cols), x.dtype)
+        norm.forward(x.reshape(7, 5, cols), **given, out=base[:, :5])
+        assert_same_bits(base[:, :5].reshape(35, cols), expected.y)
+        assert np.isnan(base[:, 5]).all()
         for own in (x.copy(), x.copy()[::-1][::-1], x.copy()[:]):
             norm.forward(own[...], **given, out=own)
             assert_same_bits(np.array(own), expected.y)
@@ -493,6 +498,7 @@ def test_gradients_past_the_cache(norm, dtype, monkeypatch, threads):
         weight, dresidual = random(cols, dtype, 3), random((rows, cols), dtype, 4)
         x[7:9] = (x[7:9].astype(np.float64) * SMALLEST[dtype]).astype(x.dtype)
         x[20], dy[34, 7] = 0.0, np.nan
+        dy[11:13] = (dy[11:13].astype(np.float64) * 1e-33).astype(x.dtype)
         monkeypatch.setattr(launch, "STREAMED", np.inf)
         expected = norm.backward(dy, x, weight, dresidual=dresidual)
         monkeypatch.setattr(launch, "STREAMED", 0)
@@ -511,6 +517,13 @@ def test_gradients_past_the_cache(norm, dtype, monkeypatch, threads):
                 norm.backward(dy, x, weight, dresidual=dresidual, output_mask=mask, out=(dx, None, None))
                 assert_same_bits(dx, expected.dx)
                 assert np.isnan(base[:, 0]).all() and np.isnan(base[:, cols + 1 :]).all()
+            if rows % 2 == 0:
+                shape, base = (2, rows // 2, cols), poisoned((2, rows // 2 + 1, cols), x.dtype)
+                given = (a.reshape(shape) for a in (dy, x))
+                out = (base[:, :-1], None, None)
+                norm.backward(*given, weight, dresidual=dresidual.reshape(shape), out=out)
+                assert_same_bits(base[:, :-1].reshape(rows, cols), expected.dx)
+                assert np.isnan(base[:, -1]).all()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

@@ -162,16 +162,37 @@ def stack(typingctx, size):
     """A float64 vector of `size` (a literal) elements on the stack."""
     if not isinstance(size, types.IntegerLiteral):
         return None
-    result = types.Array(types.float64, 1, "C")
+    result, count = types.Array(types.float64, 1, "C"), size.literal_value
+    return result(size), lambda context, builder, signature, args: _on_stack(context, builder, result, count)
+
+
+@intrinsic
+def stack_line(typingctx, array):
+    """A vector on the stack of as many elements of an array as a cache line has; None of None."""
+    if isinstance(array, types.NoneType):
+        return array(array), lambda context, builder, signature, args: args[0]
+    result = types.Array(array.dtype, 1, "C")
+    size = LINE * 8 // array.dtype.bitwidth
+    return result(array), lambda context, builder, signature, args: _on_stack(context, builder, result, size)
+
+
+def _on_stack(context, builder, kind, size):
+    element = context.get_data_type(kind.dtype)
+    room = cgutils.alloca_once(builder, ir.ArrayType(element, size))
+    room.align = LINE
+    return _vector(context, builder, kind, builder.bitcast(room, element.as_pointer()), _I64(size))
+
+
+@intrinsic
+def is_followed_by(typingctx, vector, other):
+    """Whether the other begins where this one ends."""
 
     def codegen(context, builder, signature, args):
-        element = context.get_data_type(types.float64)
-        room = cgutils.alloca_once(builder, ir.ArrayType(element, size.literal_value))
-        room.align = LINE
-        data = builder.bitcast(room, element.as_pointer())
-        return _vector(context, builder, result, data, args[0])
+        first, second = (context.make_array(vector)(context, builder, value) for value in args)
+        end = builder.gep(first.data, [first.nitems])
+        return builder.icmp_unsigned("==", builder.ptrtoint(end, _I64), builder.ptrtoint(second.data, _I64))
 
-    return result(size), codegen
+    return types.boolean(vector, vector), codegen
 
 
 def _view(context, builder, kind, source, shape, strides):

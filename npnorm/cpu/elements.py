@@ -65,6 +65,26 @@ def stream(typingctx, vector, j, values):
 
 
 @intrinsic
+def stream_line(typingctx, line, vector, j):
+    """vector[j:] = a line, which is not brought into the cache. vector[j] must begin one."""
+
+    def codegen(context, builder, signature, args):
+        kind = ir.VectorType(context.get_data_type(line.dtype), LINE * 8 // line.dtype.bitwidth).as_pointer()
+        here, there = (
+            builder.bitcast(_element(context, builder, array, (value, place)), kind)
+            for array, value, place in ((line, args[0], _I64(0)), (vector, args[1], args[2]))
+        )
+        whole = builder.load(here)
+        whole.align = LINE
+        instruction = builder.store(whole, there)
+        instruction.align = LINE
+        instruction.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
+        return context.get_dummy_value()
+
+    return types.none(line, vector, types.intp), codegen
+
+
+@intrinsic
 def finish_streaming(typingctx):
     """Wait until streamed lines are in memory: other threads may read them next."""
 

@@ -43,6 +43,6 @@ def write_four(x_rows, weight, bias, y_rows, i, cols, eps, centered, rounding):
         high, low = mean_pair(first_lane(means), 0.0, centered, None)
         form = x if rounding is not None else None
         rstd = in_compute_dtype(first_lane(rstds), None)
-        write_normalized(x, weight, bias, row(y_rows, i + k), None, high, low, rstd, form, None)
+        write_normalized(x, weight, bias, row(y_rows, i + k), None, high, low, rstd, form, None, None, None, 0)
         means, rstds = pushed(means, 0.0), pushed(rstds, 0.0)
     return True

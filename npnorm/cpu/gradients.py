@@ -10,7 +10,7 @@ import math
 
 from numba import njit
 
-from .arrays import LINE, part
+from .arrays import part
 from .elements import line_of, load, multiply_add, scaled, shifted, store, stored, stream
 from .lanes import lane_count, lane_sum, lanes
 from .rows import (
@@ -23,10 +23,13 @@ from .rows import (
     compensated,
     extreme_statistics,
     fetch,
+    finish_edge,
+    hold_edge,
     in_compute_dtype,
     is_ordinary,
     mean_pair,
     normalized,
+    release,
     row_sums,
     statistics,
     whole_lines,
@@ -313,26 +316,39 @@ def gradient_at(dy, x, weight, dresidual, j, scale, high, low, rstd, mean_g, mea
 
 
 @njit(**STRICT)
-def write_elements(dy, x, weight, dresidual, dx, scale, parameters, following):
-    """dx of one row. With stores that go past the cache if there is a row `following`, which is fetched meanwhile."""
+def write_elements(dy, x, weight, dresidual, dx, scale, parameters, x_next, dx_next, edge, held):
+    """dx of one row; returns how many elements are held now. With an edge, stores go past the cache, and x_next is
+    fetched."""
     high, low, rstd, mean_g, mean_gx = parameters
-    head, tail = whole_lines(dx, following)
-    for j in range(head):
-        store(dx, j, gradient_at(dy, x, weight, dresidual, j, scale, high, low, rstd, mean_g, mean_gx), 0)
-    if following is not None:
-        step, many = LINE // dx.itemsize, line_of(rstd, dx)
+    head, tail = whole_lines(dx, edge)
+    if edge is None:
+        for j in range(head):
+            store(dx, j, gradient_at(dy, x, weight, dresidual, j, scale, high, low, rstd, mean_g, mean_gx), 0)
+    else:
+        step, many = edge.size, line_of(rstd, dx)
+        for j in range(head):
+            g = gradient_at(dy, x, weight, dresidual, j, scale, high, low, rstd, mean_g, mean_gx)
+            store(edge, step - head + j, g, 0)
+        finish_edge(edge, held, dx, head)
         for j in range(head, tail, step):
-            fetch(following, j, step)
+            fetch(x_next, j, step)
             stream(dx, j, gradient_at(dy, x, weight, dresidual, j, scale, high, low, many, mean_g, mean_gx))
         for j in range(tail, dx.size):
-            store(dx, j, gradient_at(dy, x, weight, dresidual, j, scale, high, low, rstd, mean_g, mean_gx), 0)
+            g = gradient_at(dy, x, weight, dresidual, j, scale, high, low, rstd, mean_g, mean_gx)
+            store(edge, j - tail, g, 0)
+        held = hold_edge(edge, dx.size - tail, dx, dx_next)
+    return held
 
 
 @njit(**STRICT)
-def write_gradient(found, dy, x, weight, dresidual, dx, centered, double, extreme, following):
+def write_gradient(found, dy, x, weight, dresidual, dx, centered, double, extreme, x_next, dx_next, edge, held):
     """dx of one row; in float64, and not past the cache, if it is extreme, or dy is."""
     if extreme is None and (double is not None or found[MODERATE] == 1.0):
-        write_elements(dy, x, weight, dresidual, dx, None, parameters_of(found, centered, double), following)
+        parameters = parameters_of(found, centered, double)
+        held = write_elements(dy, x, weight, dresidual, dx, None, parameters, x_next, dx_next, edge, held)
     else:
+        if edge is not None:
+            release(edge, held, dx)
         parameters = parameters_of(found, centered, True)
-        write_elements(dy, x, weight, dresidual, dx, scale_of(found, extreme), parameters, None)
+        held = write_elements(dy, x, weight, dresidual, dx, scale_of(found, extreme), parameters, None, None, None, 0)
+    return held

@@ -8,7 +8,7 @@ which another specialization, `extreme`, does in scaled float64 until the first 
 ordinary kernels stay small.
 """
 
-from .arrays import part, row, rows, stack, vector
+from .arrays import part, row, rows, stack, stack_line, vector
 from .elements import finish_streaming, store
 from .fours import write_four
 from .gradients import PARAMETERS, SCALE, put_statistics
@@ -26,6 +26,7 @@ from .rows import (
     mean_and_rstd,
     mean_pair,
     put_leaf_sums,
+    release,
     statistics,
     unscaled,
     write_normalized,
@@ -56,6 +57,7 @@ def make_forward(centered, double, exact, rounding, extreme, zero, stream, short
         residual_rows, total_rows = rows(residual, cols), rows(residual_out, cols)
         weights, biases = vector(weight, cols), vector(bias, cols)
         means, rstds = vector(mean, stop), vector(rstd, stop)
+        edge, held = stack_line(y_rows if stream is not None else None), 0
         reached = alone = start
         while reached < stop:
             if short is not None and alone <= reached <= stop - 4:
@@ -89,9 +91,13 @@ def make_forward(centered, double, exact, rounding, extreme, zero, stream, short
                     means[reached] = m
             form = source if rounding is not None else None
             y_row = row(y_rows, reached)
-            write_normalized(source, weights, biases, y_row, scale, high, low, scaled_r, form, following)
+            held = write_normalized(
+                source, weights, biases, y_row, scale, high, low, scaled_r, form,
+                following, row(y_rows, reached + 1), edge, held,
+            )  # fmt: skip
             reached += 1
         if stream is not None:
+            release(edge, held, row(y_rows, reached))
             finish_streaming()
         return reached
 
@@ -118,7 +124,8 @@ def make_wide(centered, rounding, gather):
         form = source if rounding is not None else None
         write_normalized(
             source, part(vector(weight, cols), first, size), part(vector(bias, cols), first, size),
-            part(row(rows(y, cols), i), first, size), None, high, low, in_compute_dtype(r, None), form, None,
+            part(row(rows(y, cols), i), first, size), None, high, low, in_compute_dtype(r, None), form,
+            None, None, None, 0,
         )  # fmt: skip
         return True
 
@@ -170,6 +177,7 @@ def make_backward(centered, double, extreme, gather, apply, stream):
         dweights, dbiases = vector(dweight, sums_size), vector(dbias, sums_size)
         found = stack(PAIR_PARAMETERS) if at_once is not None else vector(parameters, PARAMETERS * stop)
         size = 1 if dweight is None and dbias is None or stream is not None and cols <= NARROW else 2
+        edge, held = stack_line(dx_rows if stream is not None else None), 0
         reached = start
         while reached < stop:
             first, last = reached, min(reached + size, stop)
@@ -190,9 +198,9 @@ def make_backward(centered, double, extreme, gather, apply, stream):
                     centered, double, extreme, stream,
                 )  # fmt: skip
                 if dx is not None:
-                    write_rows(
+                    held = write_rows(
                         found, base, dy_rows, x_rows, weights, dresidual_rows, dx_rows, first, reached, stop,
-                        0, cols, centered, double, extreme, stream,
+                        0, cols, centered, double, extreme, stream, edge, held,
                     )  # fmt: skip
             else:
                 for column in range(0, cols, COLUMNS):
@@ -204,11 +212,12 @@ def make_backward(centered, double, extreme, gather, apply, stream):
                     if dx is not None:
                         write_rows(
                             found, base, dy_rows, x_rows, weights, dresidual_rows, dx_rows, first, reached, stop,
-                            column, block, centered, double, extreme, None,
+                            column, block, centered, double, extreme, None, None, 0,
                         )  # fmt: skip
             if reached < last:
                 break
         if stream is not None:
+            release(edge, held, row(dx_rows, reached))
             finish_streaming()
         return reached
 

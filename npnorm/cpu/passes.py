@@ -72,15 +72,16 @@ def add_rows(
 @njit(**STRICT)
 def write_rows(
     found, base, dy_rows, x_rows, weights, dresidual_rows, dx_rows, first, stop, end, start, size,
-    centered, double, extreme, stream,
+    centered, double, extreme, stream, edge, held,
 ):  # fmt: skip
-    """dx of rows first to stop, `size` columns from `start`; as many rows of x after them are fetched if arrays are
-    streamed."""
+    """dx of rows first to stop, `size` columns from `start`; returns how many elements are held now. As many
+    rows of x after them are fetched if arrays are streamed."""
     weight = part(weights, start, size)
     for i in range(first, stop):
-        write_gradient(
+        held = write_gradient(
             part(found, PARAMETERS * (i - base), PARAMETERS), part(row(dy_rows, i), start, size),
             part(row(x_rows, i), start, size), weight, part(row(dresidual_rows, i), start, size),
             part(row(dx_rows, i), start, size), centered, double, extreme,
-            ahead(x_rows, i + stop - first, end, stream),
+            ahead(x_rows, i + stop - first, end, stream), row(dx_rows, i + 1), edge, held,
         )  # fmt: skip
+    return held
