@@ -1,5 +1,7 @@
 """The check for machines with a GPU, tried out on host memory; and on faults, which it must find."""
 
+import ast
+import inspect
 import json
 import subprocess
 import sys
@@ -9,7 +11,7 @@ from types import SimpleNamespace
 import device
 import pytest
 
-from npnorm.cuda import driver, quick
+from npnorm.cuda import cache, driver, quick
 
 FOLDER = Path(__file__).parent / "gpu"
 PROGRAM = FOLDER / "check_gpu.py"
@@ -91,6 +93,38 @@ esac
     assert found["racecheck"].startswith("FAILED with status 99")
     assert found["initcheck"] == "skipped: it does not work on this machine"
     assert found["synccheck"] == "skipped: it takes too long"
+
+
+def test_calls_of_npnorm_fit():
+    """Of the functions that only a real GPU has the check call, each takes the arguments that it is given."""
+    modules = {"driver": driver, "cache": cache, "quick": quick}
+    found = set()
+    for file in sorted(FOLDER.glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr=name)) if module in modules:
+                    keywords = {keyword.arg: None for keyword in node.keywords}
+                    inspect.signature(getattr(modules[module], name)).bind(*node.args, **keywords)
+                    found.add(name)
+    assert {"_cuda", "_done", "_primary", "_stream", "_sources"} <= found
+
+
+def test_copies_by_a_kernel(monkeypatch):
+    """The real one, with a library that notes what it is to launch: 16 KiB a block, on the legacy stream."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import gpu_machine
+
+    launched = []
+    core = SimpleNamespace(
+        LEGACY_DEFAULT_STREAM="legacy", LaunchConfig=SimpleNamespace, launch=lambda *given: launched.append(given)
+    )
+    monkeypatch.setattr(driver, "_cuda", lambda: SimpleNamespace(core=core, driver=None))
+    monkeypatch.setattr(driver, "_stream", driver._stream.__wrapped__)  # which remembers nothing
+    gpu = gpu_machine.Gpu.__new__(gpu_machine.Gpu)
+    gpu.core, gpu.copier = core, "copier"
+    gpu.copy_by_kernel(2**20, 2**30, 5 * 2**14)
+    config = SimpleNamespace(grid=(5, 1, 1), block=(256, 1, 1))
+    assert launched == [("legacy", config, "copier", 2**30, 2**20)]
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ class Gpu:
         blocks, rest = divmod(size, 16 * WORDS)
         assert not rest
         config = self.core.LaunchConfig(grid=(blocks, 1, 1), block=(256, 1, 1))
-        self.core.launch(driver._stream(LEGACY), config, self.copier, int(source), int(target))
+        self.core.launch(driver._stream(0, LEGACY), config, self.copier, int(source), int(target))
 
     # Time.
 
