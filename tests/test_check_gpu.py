@@ -219,3 +219,37 @@ def test_faults_are_found(check, monkeypatch, fault, message):
     monkeypatch.setattr(driver, "launch", wrong)
     with pytest.raises(AssertionError, match=message):
         check("RMS bf16")
+
+
+@pytest.mark.parametrize(
+    "section, forward, message",
+    [
+        ("streams", True, "^y "), ("graphs", True, "^y "), ("graphs", False, "^dx "), ("large", True, "^y "),
+        ("large", False, "^dx "),
+    ],
+)  # fmt: skip
+def test_kernels_that_do_nothing(check, monkeypatch, section, forward, message):
+    """Results that are equal because nobody wrote them are found by what is right."""
+    import gpu_behaviour
+
+    right = driver.launch
+
+    def launch(what, arguments, stream):
+        if (what.spec.kind == "forward") is not forward:
+            right(what, arguments, stream)
+
+    monkeypatch.setattr(driver, "launch", launch)
+    with pytest.raises(AssertionError, match=message):
+        getattr(gpu_behaviour, section)(check.machine)
+
+
+def test_libraries_beside_what_is_right(check, monkeypatch):
+    import gpu_behaviour
+    import gpu_cubins
+
+    arrays = list(gpu_cubins._library_arrays())
+    for each in arrays:
+        gpu_behaviour._right(check.machine, *each)
+    monkeypatch.setattr(driver, "launch", lambda *_: None)
+    with pytest.raises(AssertionError, match="^y "):
+        gpu_behaviour._right(check.machine, *arrays[0])

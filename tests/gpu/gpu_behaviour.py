@@ -9,9 +9,10 @@ import numpy as np
 from gpu_arrays import Placed
 from gpu_machine import LEGACY
 from gpu_speed import filled
-from table import DTYPES, LAYER_NORM, random
+from table import DTYPES, LAYER_NORM, RMS_NORM, random
 
 import npnorm
+from npnorm._results import NormGradients
 from npnorm.cuda import DeviceArray, workspace_bytes
 
 
@@ -31,6 +32,9 @@ def large(machine):
     def downloaded(pointer, first, count):
         data = machine.download(pointer + first * cols * dtype.itemsize, count * cols * dtype.itemsize)
         return data.view(dtype).reshape(count, cols)
+
+    def repetition(block, first, count):
+        return block.reshape(repeated, cols)[np.arange(first, first + count) % repeated]
 
     def backward(first, count, where, gradients):
         npnorm.layer_norm_backward(
@@ -57,6 +61,12 @@ def large(machine):
                 machine.synchronize()
                 if machine.judged:
                     bounds.assert_same_bits(values, small.read(), f"{name}, rows from {first}")
+                    of_x, of_dy = (repetition(each, first, count) for each in (block, dblock))
+                    if name == "y":
+                        bounds.check_forward(LAYER_NORM, values, of_x, weight.read(False), bias.read(False))
+                    else:
+                        gradients = NormGradients(values, None, None)
+                        bounds.check_backward(LAYER_NORM, gradients, of_dy, of_x, weight.read(False))
                 small.free()
         if machine.judged:
             _check_sums(block, dblock, rows, repeated, cols, sums)
@@ -89,6 +99,8 @@ def streams(machine):
     npnorm.rms_norm(source.array, out=plain.array)
     machine.synchronize()
     right = plain.read()
+    if machine.judged:
+        bounds.check_forward(RMS_NORM, right, values)
     first, second = machine.stream(), machine.stream()
     pause = 0.02
 
@@ -130,7 +142,8 @@ def graphs(machine):
     arrays = {name: random(shape, "bfloat16", seed) for seed, name in enumerate(("x", "dy", "new"))}
     stream = machine.stream()
     x, dy = (Placed(machine, shape, dtype, "contiguous", arrays[name]) for name in ("x", "dy"))
-    weight, bias = (Placed(machine, shape[1:], dtype, "contiguous", random(1024, "bfloat16", seed)) for seed in (5, 6))
+    vectors = [random(1024, "bfloat16", seed) for seed in (5, 6)]
+    weight, bias = (Placed(machine, shape[1:], dtype, "contiguous", vector) for vector in vectors)
 
     def calls(outputs, stream):
         y, dx, dweight, dbias = (each.array for each in outputs)
@@ -161,8 +174,12 @@ def graphs(machine):
         calls(plain, LEGACY)()
         machine.synchronize()
         if machine.judged:
-            for name, got, right in zip(("y", "dx", "dweight", "dbias"), graphed, plain, strict=True):
-                bounds.assert_same_bits(got.read(), right.read(), f"{name} of a graph")
+            found = [each.read() for each in plain]
+            for name, got, right in zip(("y", "dx", "dweight", "dbias"), graphed, found, strict=True):
+                bounds.assert_same_bits(got.read(), right, f"{name} of a graph")
+            y, *gradients = found
+            bounds.check_forward(LAYER_NORM, y, values, *vectors)
+            bounds.check_backward(LAYER_NORM, NormGradients(*gradients), arrays["dy"], values, vectors[0])
     return {"replays": 2}
 
 
@@ -186,7 +203,10 @@ def _right(machine, x, weight):
     placed = [Placed(machine, each.shape, each.dtype, "contiguous", each) for each in (x, weight)]
     npnorm.layer_norm(*(each.array for each in placed), out=y.array)
     machine.synchronize()
-    return y.read()
+    found = y.read()
+    if machine.judged:
+        bounds.check_forward(LAYER_NORM, found, x, weight)
+    return found
 
 
 def _torch(machine):
