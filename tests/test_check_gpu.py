@@ -5,6 +5,7 @@ import inspect
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -162,6 +163,30 @@ def test_kernels_compiled_ahead(check, monkeypatch, tmp_path):
     options = SimpleNamespace(only=["ceilings"], cases=None, capability="9.0", jobs=1)
     assert gpu_cubins.build_cubins(tmp_path, options) == 0
     assert json.loads((tmp_path / "manifest.json").read_text())["kernels"] == 0
+
+
+def test_a_build_that_is_interrupted(check, monkeypatch, tmp_path):
+    """What it has made so far can be used; a folder that is none of its own is named."""
+    import gpu_cubins
+
+    def kernels(build, specs, capabilities):
+        yield "first", None
+        yield "second", "an error"
+        yield "third", None
+        raise KeyboardInterrupt
+
+    pool = SimpleNamespace(map=kernels)
+    monkeypatch.setenv("NPNORM_CACHE_DIR", "")
+    monkeypatch.setattr(cache, "versions", cache.versions)  # restored at the end
+    monkeypatch.setattr(gpu_cubins, "planned", lambda only, cases: [None] * 5)
+    monkeypatch.setattr(gpu_cubins, "ProcessPoolExecutor", lambda *_, **__: nullcontext(pool))
+    options = SimpleNamespace(only=None, cases=None, capability="9.0", jobs=1)
+    with pytest.raises(KeyboardInterrupt):
+        gpu_cubins.build_cubins(tmp_path, options)
+    assert gpu_cubins.take_cubins(tmp_path) == "2 of 5 kernels for 9.0"
+    for folder in (tmp_path / "none", tmp_path / "manifest.json"):
+        with pytest.raises(ValueError, match="^--cubins must name a folder that --build-cubins has made; got .*"):
+            gpu_cubins.take_cubins(folder)
 
 
 def beyond_the_end(self, what, arguments):

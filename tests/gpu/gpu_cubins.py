@@ -21,6 +21,11 @@ def build_cubins(folder, options):
     capability = tuple(map(int, options.capability.split(".")))
     begin = time.perf_counter()
     failed = 0
+    manifest = {
+        "capability": options.capability, "planned": len(specs), "kernels": 0, "versions": cache.versions(),
+        "sources": cache._sources(),
+    }  # fmt: skip
+    _note(folder, manifest)
     with ProcessPoolExecutor(max(1, options.jobs), mp_context=get_context("spawn")) as pool:
         for number, (name, error) in enumerate(pool.map(_build, specs, [capability] * len(specs)), 1):
             if error:
@@ -28,14 +33,18 @@ def build_cubins(folder, options):
                 print(f"FAILED {name}: {error}", flush=True)
             elif number % 25 == 0:
                 print(f"{number} of {len(specs)}, {time.perf_counter() - begin:.0f} s", flush=True)
+            manifest["kernels"] = number - failed
+            _note(folder, manifest)
     files = cache.files(folder)
-    manifest = {
-        "capability": options.capability, "kernels": len(specs) - failed, "versions": cache.versions(),
-        "sources": cache._sources(),
-    }  # fmt: skip
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     print(f"{len(specs) - failed} of {len(specs)} kernels are in {folder}: {sum(files.values()) / 1e6:.1f} MB")
     return 1 if failed else 0
+
+
+def _note(folder, manifest):
+    """Write down what is there so far, whole or not at all: a build that is interrupted can be used."""
+    beside = folder / "manifest.json.new"
+    beside.write_text(json.dumps(manifest, indent=1) + "\n")
+    beside.replace(folder / "manifest.json")
 
 
 def planned(only=None, cases=None):
@@ -116,11 +125,17 @@ def _build(spec, capability):
 def take_cubins(folder):
     """Have npnorm look into a folder, for kernels that another installation has compiled."""
     os.environ["NPNORM_CACHE_DIR"] = str(folder.resolve())
-    manifest = json.loads((folder / "manifest.json").read_text())
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(
+            f"--cubins must name a folder that --build-cubins has made; got {folder}, which has no manifest.json: "
+            f"write --build-cubins {folder} first, which keeps the kernels that are there"
+        ) from None
     from npnorm.cuda import cache
 
     if cache._sources() != manifest["sources"]:
         return "made of other sources: all are compiled here"
     # Machine code runs without the compilers that made it; their versions are part of its name all the same.
     cache.versions = lambda: tuple(manifest["versions"])
-    return f"{manifest['kernels']} kernels for {manifest['capability']}"
+    return f"{manifest['kernels']} of {manifest['planned']} kernels for {manifest['capability']}"
