@@ -101,12 +101,21 @@ def test_the_default_stream(norm, gpu, lent):
 
 def test_what_is_no_stream(norm, gpu, lent):
     x = lent(random((3, 8)))
-    for stream in (True, "1", 1.0, object(), -1):
-        with pytest.raises(ValueError if stream == -1 else TypeError, match="`stream` must be the address of a stream"):
+    for stream in (True, np.bool_(1), "1", 1.0, object(), SimpleNamespace, SimpleNamespace(ptr=None), -1, 2**64):
+        error = ValueError if type(stream) is int else TypeError
+        with pytest.raises(error, match="`stream` must be the address of a stream, .*; got "):
             norm.forward(x, stream=stream)
-    for found in (7, (7,), (0, None)):
-        with pytest.raises(TypeError, match=r"`stream.__cuda_stream__\(\)` must give a version and the address"):
+    for found in (7, (7,), (0, None), (0, 7.0), (0, "7"), (0, -1), (0, 2**70)):
+        error = ValueError if found in ((0, -1), (0, 2**70)) else TypeError
+        with pytest.raises(error, match=r"`stream.__cuda_stream__\(\)` must give a version and the address.*; got "):
             norm.forward(x, stream=SimpleNamespace(__cuda_stream__=lambda found=found: found))
+    with pytest.raises(TypeError, match="`stream.__cuda_stream__` must be a method .* got a tuple of a Simple"):
+        norm.forward(x, stream=SimpleNamespace(__cuda_stream__=(0, 7)))
+    for name in ("cuda_stream", "ptr", "handle"):
+        for found in ("abc", "", 5.7, np.float32(0), True, (1, 2), -3, 2**70, SimpleNamespace(value="7")):
+            error = ValueError if type(found) is int else TypeError
+            with pytest.raises(error, match=f"`stream.{name}` must be the address of a stream.*; got .* of a Simple"):
+                norm.forward(x, stream=SimpleNamespace(**{name: found}))
     assert not gpu.launches()
 
 
