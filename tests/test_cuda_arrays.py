@@ -347,7 +347,7 @@ def test_dtypes(dtype):
 
 
 @pytest.mark.parametrize(
-    "change", [{"typestr": None}, {"data": None}, {"data": (1,)}, {"shape": None}, {"strides": (4,)}, None], ids=str
+    "change", [{"typestr": None}, {"data": None}, {"data": (1,)}, {"shape": None}, None], ids=str
 )
 def test_incomplete_interfaces(gpu, change):
     """None stands for what is not there."""
@@ -357,6 +357,92 @@ def test_incomplete_interfaces(gpu, change):
     value.__cuda_array_interface__ = {} if change is None else complete
     with pytest.raises(TypeError, match="`weight` must have a `__cuda_array_interface__` with shape, typestr"):
         npnorm.layer_norm(put(gpu, random((3, 8))), value)
+
+
+SHAPE = "must have a shape of integers that are at least 0; got "
+STRIDES = "must have strides of 2 integers, in bytes, one for each axis; got "
+STREAM = "must have None or the address of a stream as its stream, in its `__cuda_array_interface__`; got "
+DATA = "must have its data at an address, in its `__cuda_array_interface__`; got "
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"shape": "38"}, TypeError, SHAPE), ({"shape": (3.5, 8)}, TypeError, SHAPE),
+        ({"shape": (3, True)}, TypeError, SHAPE), ({"shape": 24}, TypeError, SHAPE),
+        ({"shape": (-1, 8)}, ValueError, SHAPE), ({"strides": (32.0, 4)}, TypeError, STRIDES),
+        ({"strides": (4,)}, TypeError, STRIDES), ({"strides": (32, 4, 4)}, TypeError, STRIDES),
+        ({"strides": "32"}, TypeError, STRIDES), ({"stream": "s"}, TypeError, STREAM),
+        ({"stream": 3.5}, TypeError, STREAM), ({"stream": -1}, ValueError, STREAM),
+        ({"stream": 2**64}, ValueError, STREAM), ({"data": (5.5, False)}, TypeError, DATA),
+        ({"data": ("5", False)}, TypeError, DATA), ({"data": (-16, False)}, ValueError, DATA),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_odd_interfaces(gpu, change, error, message):
+    """Numbers that would be taken for others, or followed by the driver to nowhere."""
+    x, value = put(gpu, random((3, 8))), put(gpu, random((3, 8)))
+    npnorm.add_layer_norm(x, value)  # the quick lane knows it now
+    gpu.events.clear()
+    value.__cuda_array_interface__ = {**value.__cuda_array_interface__, **change}
+    for _ in range(2):
+        with pytest.raises(error, match=re.escape(f"`residual` {message}")):
+            npnorm.add_layer_norm(x, value)
+    assert not gpu.launches()
+
+
+def test_interfaces_of_lists(gpu):
+    value = put(gpu, random((3, 8)))
+    value.__cuda_array_interface__ |= {"shape": [np.int64(3), 8], "strides": [32, 4], "stream": 0}
+    found = device_array("x", value)
+    assert (found.shape, found.strides, found.stream) == ((3, 8), (32, 4), 1)
+    assert set(map(type, found.shape)) == {int}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_address_0(gpu, function):
+    """Arrays with elements, but no memory: the first call and one like it, and all outputs."""
+    call, host = getattr(npnorm, function), valid(function)
+    aligned = {name: put(gpu, np.array(array)) for name, array in host.items()}
+    names = [*host, *(["out[0]", "out[1]", "workspace"] if "backward" in function else ["out"])]
+    for name in names:
+        shape = (8,) if name in ("weight", "bias", "out[1]") else host[name].shape if name in host else (3, 8)
+        dtype = np.dtype(np.uint8) if name == "workspace" else host[name].dtype if name in host else np.dtype("f4")
+        nowhere = DeviceArray(0, shape, None, dtype)
+        interface = put(gpu, np.zeros(shape, dtype))
+        interface.__cuda_array_interface__["data"] = (0, False)
+        room = gpu.memory.hold(np.zeros(200_000, np.uint8))
+        size = (190_000,) if name == "workspace" else shape
+        somewhere = DeviceArray(address(room) - address(room) % 16 + 16, size, None, dtype)
+        for each in (nowhere, interface, somewhere, nowhere, interface):
+            given = {name: each}
+            if name.startswith("out["):
+                given = {"out": tuple(each if name == f"out[{i}]" else None for i in range(3))}
+            if each is somewhere:
+                call(**{**aligned, **given})
+                gpu.events.clear()
+                continue
+            with pytest.raises(ValueError, match=re.escape(f"`{name}` must be at an address, since it has elements;")):
+                call(**{**aligned, **given})
+            assert not gpu.launches()
+
+
+def test_device_arrays_of_odd_parts():
+    """Lists and names of dtypes are taken, what is no shape is not."""
+    for dtype in (np.dtype(np.float32), np.float32, "float32", "<f4"):
+        ours = DeviceArray(4096, [4, np.int64(8)], [np.int64(64), 4], dtype)
+        assert (ours.shape, ours.strides, ours.dtype) == ((4, 8), (64, 4), np.dtype(np.float32))
+    assert DeviceArray(4096, [4, 8], None, "bfloat16").strides == (16, 2)
+    for shape in ("48", (4.0, 8), 8, None, (-1, 8)):
+        error = ValueError if shape == (-1, 8) else TypeError
+        with pytest.raises(error, match="`DeviceArray` must have a shape of integers that are at least 0; got "):
+            DeviceArray(4096, shape, None, np.dtype(np.float32))
+    for strides in ((4,), (32.0, 4), 4):
+        with pytest.raises(TypeError, match="`DeviceArray` must have strides of 2 integers, in bytes"):
+            DeviceArray(4096, (4, 8), strides, np.dtype(np.float32))
+    for dtype in ("float33", None, 4):
+        with pytest.raises(TypeError, match="`DeviceArray` must have dtype float16, .* got"):
+            DeviceArray(4096, (4, 8), None, dtype)
 
 
 def test_masked():

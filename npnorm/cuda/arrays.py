@@ -2,19 +2,23 @@
 
 import math
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from . import dlpack
-from .streams import LEGACY
+from .streams import LEGACY, integer
 
 INTERFACE = 3
 """The version of the CUDA array interface that results have: the first with a stream."""
 
 BFLOAT16 = ("<V2", "|V2")
 """How the interface writes the element type that it does not know."""
+
+
+INTEGERS = {int}
 
 
 class DeviceArray:
@@ -47,15 +51,26 @@ class DeviceArray:
     def __init__(
         self,
         pointer: int,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...] | None,
-        dtype: np.dtype,
+        shape: Sequence[int],
+        strides: Sequence[int] | None,
+        dtype: Any,
         readonly: bool = False,
         stream: int | None = None,
         device: int | None = None,
         owner: Any = None,
         library: str | None = None,
     ) -> None:
+        if not isinstance(dtype, np.dtype):
+            dtype = np.dtype(dtype) if isinstance(dtype, type) else _dtype_of("DeviceArray", dtype)
+        shape = _shape("DeviceArray", shape)
+        if strides is not None:
+            strides = _strides("DeviceArray", strides, len(shape))
+        self._set(pointer, shape, strides, dtype, readonly, stream, device, owner, library)
+
+    def _set(
+        self, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype, readonly: bool,
+        stream: int | None, device: int | None, owner: Any, library: str | None,
+    ) -> None:  # fmt: skip
         self.pointer = pointer
         self.shape = shape
         self.strides = contiguous_strides(shape, dtype.itemsize) if strides is None else strides
@@ -148,6 +163,16 @@ class DeviceArray:
         )
 
 
+def trusted(
+    pointer: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype, readonly: bool,
+    stream: int | None, device: int | None, owner: Any = None, library: str | None = None,
+) -> DeviceArray:  # fmt: skip
+    """A `DeviceArray` of what is known to fit: to see whether it does takes longer than all else."""
+    array = DeviceArray.__new__(DeviceArray)
+    array._set(pointer, shape, strides, dtype, readonly, stream, device, owner, library)
+    return array
+
+
 class _Addresses:
     def __init__(self, array: DeviceArray) -> None:
         self.__array_interface__ = {
@@ -157,6 +182,33 @@ class _Addresses:
             "strides": array.strides,
             "version": 3,
         }
+
+
+def _integers(values: Any) -> tuple[int, ...] | None:
+    """Whole numbers as a tuple; None if they are not."""
+    if type(values) is tuple and INTEGERS.issuperset(map(type, values)):
+        return values
+    try:
+        numbers = [integer(value) for value in values]
+    except TypeError:
+        return None
+    found = tuple(number for number in numbers if number is not None)
+    return found if len(found) == len(numbers) else None
+
+
+def _shape(what: str, shape: Any) -> tuple[int, ...]:
+    found = _integers(shape)
+    if found is not None and (not found or min(found) >= 0):
+        return found
+    error = TypeError if found is None else ValueError
+    raise error(f"`{what}` must have a shape of integers that are at least 0; got {shape!r}")
+
+
+def _strides(what: str, strides: Any, ndim: int) -> tuple[int, ...]:
+    found = _integers(strides)
+    if found is None or len(found) != ndim:
+        raise TypeError(f"`{what}` must have strides of {ndim} integers, in bytes, one for each axis; got {strides!r}")
+    return found
 
 
 @lru_cache(maxsize=1024)
@@ -177,18 +229,24 @@ def device_array(
     PyTorch is asked for its current stream, which takes a microsecond, if `streams` does not have the device's. An
     array with DLPack alone names no stream, but makes itself ready on one: `ready`.
     """
-    if type(value) is DeviceArray:
-        return value
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return _of_torch(name, value, torch, {} if streams is None else streams)
-    interface = getattr(value, "__cuda_array_interface__", None)
-    kind, number = _place(name, value)
-    if interface is not None:
-        return _of_interface(name, value, interface, number)
-    if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
-        return _of_dlpack(name, value, number, ready)
-    return None
+    array: DeviceArray | None
+    if type(value) is DeviceArray:
+        array = value
+    elif torch is not None and isinstance(value, torch.Tensor):
+        array = _of_torch(name, value, torch, {} if streams is None else streams)
+    else:
+        interface = getattr(value, "__cuda_array_interface__", None)
+        kind, number = _place(name, value)
+        if interface is not None:
+            array = _of_interface(name, value, interface, number)
+        elif kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
+            array = _of_dlpack(name, value, number, ready)
+        else:
+            return None
+    if array is not None and not array.pointer and array.size:
+        raise ValueError(f"`{name}` must be at an address, since it has elements; got shape {array.shape} at address 0")
+    return array
 
 
 def _place(name: str, value: Any) -> tuple[int | None, int | None]:
@@ -228,7 +286,7 @@ def _of_torch(name: str, tensor: Any, torch: Any, streams: dict[int, int]) -> De
     if stream is None:
         stream = streams[number] = torch.cuda.current_stream(number).cuda_stream or LEGACY
     strides = _in_bytes(tensor.stride(), size)
-    return DeviceArray(
+    return trusted(
         tensor.data_ptr(), tuple(tensor.shape), strides, dtype, False, stream, number, tensor, "torch"
     )
 
@@ -240,28 +298,41 @@ def _in_bytes(strides: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 def _of_interface(name: str, value: Any, interface: dict[str, Any], number: int | None) -> DeviceArray:
     try:
-        kind, (pointer, readonly) = str(interface["typestr"]), interface["data"]
-        pointer, shape, strides = int(pointer or 0), tuple(map(int, interface["shape"])), interface.get("strides")
-        if strides is not None:
-            strides = tuple(int(stride) for stride, _ in zip(strides, shape, strict=True))
+        kind, (pointer, readonly), shape = str(interface["typestr"]), interface["data"], interface["shape"]
+        strides, stream, mask = map(interface.get, ("strides", "stream", "mask"))
     except (AttributeError, KeyError, TypeError, ValueError):
         raise TypeError(
             f"`{name}` must have a `__cuda_array_interface__` with shape, typestr, data and, unless it is contiguous, "
             f"strides; got {interface!r}"
         ) from None
-    if interface.get("mask") is not None:
+    if mask is not None:
         raise TypeError(f"`{name}` must not be masked, since its mask would be ignored; got {type(value).__name__}")
-    return DeviceArray(
-        pointer,
+    shape = _shape(name, shape)
+    if strides is not None:
+        strides = _strides(name, strides, len(shape))
+    address = 0 if pointer is None else _address(name, "its data at an address", pointer)
+    if stream is not None:
+        stream = _address(name, "None or the address of a stream as its stream", stream) or LEGACY
+    return trusted(
+        address,
         shape,
         strides,
         _dtype_of(name, kind),
         bool(readonly),
-        interface.get("stream"),
+        stream,
         number,
         value,
         _library(value),
     )
+
+
+def _address(name: str, what: str, value: Any) -> int:
+    """A number in an array's interface that the driver will follow."""
+    found = integer(value)
+    if found is not None and 0 <= found < 2**64:
+        return found
+    error = TypeError if found is None else ValueError
+    raise error(f"`{name}` must have {what}, in its `__cuda_array_interface__`; got {value!r}")
 
 
 def _of_dlpack(name: str, value: Any, number: int | None, stream: int) -> DeviceArray:
@@ -272,7 +343,7 @@ def _of_dlpack(name: str, value: Any, number: int | None, stream: int) -> Device
     else:
         plain = found.lanes == 1 and found.bits == 16 and found.code == dlpack.BFLOAT
         dtype = _dtype_of(name, "bfloat16" if plain else f"DLPack's type {found.code} of {found.bits} bits")
-    return DeviceArray(
+    return trusted(
         found.pointer, found.shape, found.strides, dtype, found.readonly, stream, number,
         (value, found.owner), _library(value),
     )  # fmt: skip

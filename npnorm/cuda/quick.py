@@ -140,6 +140,8 @@ def _views(arrays: tuple[Any, ...], stream: Any) -> list[Checked] | None:
                 return None
             if array is None:
                 return None
+        elif array is not None and not array.pointer and array.size:
+            return None
         views.append(array)
     return views
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from . import driver
-from .arrays import DeviceArray
+from .arrays import DeviceArray, trusted
 
 
 def empty(like: DeviceArray, shape: tuple[int, ...], dtype: np.dtype, stream: int) -> DeviceArray:
@@ -40,7 +40,7 @@ def scratch(like: DeviceArray, size: int, stream: int) -> DeviceArray:
 
 
 def _own(like: DeviceArray, shape: tuple[int, ...], dtype: np.dtype, stream: int) -> DeviceArray:
-    array = DeviceArray(0, shape, None, dtype, False, stream, like.device)
+    array = trusted(0, shape, None, dtype, False, stream, like.device)
     if array.size:
         array.owner = driver.allocate(array.nbytes, stream)
         array.pointer = int(array.owner.handle)
@@ -50,10 +50,10 @@ def _own(like: DeviceArray, shape: tuple[int, ...], dtype: np.dtype, stream: int
 def _of_torch(like: DeviceArray, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
     torch = sys.modules["torch"]
     tensor = torch.empty(shape, dtype=getattr(torch, dtype.name), device=like.owner.device)
-    return DeviceArray(tensor.data_ptr(), shape, None, dtype, False, like.stream, like.device, tensor, "torch")
+    return trusted(tensor.data_ptr(), shape, None, dtype, False, like.stream, like.device, tensor, "torch")
 
 
 def _of_cupy(like: DeviceArray, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
     # The caller has made the device current, which is what CuPy goes by.
     array = sys.modules["cupy"].empty(shape, dtype)
-    return DeviceArray(array.data.ptr, shape, None, dtype, False, like.stream, like.device, array, "cupy")
+    return trusted(array.data.ptr, shape, None, dtype, False, like.stream, like.device, array, "cupy")

@@ -59,6 +59,8 @@ def _checked(address: Any, rule: str, what: str) -> int:
 
 def integer(value: Any) -> int | None:
     """A number that is whole by its type, the driver's bindings' own among them; None of all else."""
+    if type(value) is int:
+        return value
     if isinstance(value, bool):
         return None
     try:
