@@ -188,6 +188,21 @@ def test_not_a_number_stays_in_its_row(dtype):
     assert_same_bits(gradients.dx[[0, 2, 4]], clean.dx[[0, 2, 4]])
 
 
+@norms
+@dtypes
+def test_an_infinity_in_x(norm, dtype):
+    """NaN where the reference has it, and elsewhere its numbers: rstd of the row is 0 in RMSNorm."""
+    dy, x, options = inputs(dtype, 3 * chunk(dtype), rows=3, weight=True)
+    x[1, 2] = np.inf
+    with np.errstate(invalid="ignore"):
+        exact = norm.reference("backward")(dy, x, **options, eps=1e-5)
+    for mode in ("registers", "looped"):
+        found = backward(dy, x, centered=norm.centered, **options, shape=Shape(4, 1, mode))
+        for one, other in zip(found, exact, strict=True):
+            close = one.astype(np.float64), other.astype(np.float64)
+            np.testing.assert_allclose(*close, rtol=8 * float(ml_dtypes.finfo(dtype).eps), atol=1e-3)
+
+
 @pytest.mark.parametrize("gradient", DTYPES)
 def test_total(gradient):
     """Partial sums in order and compensated, rounded once; an absent gradient is left out."""
