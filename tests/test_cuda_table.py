@@ -156,7 +156,7 @@ def test_workspace(statistics, centered, cols):
     sizes = {
         "mean": None if statistics or not centered else 8 * rows,
         "rstd": None if statistics else 8 * rows,
-        "sums": 32 * rows if cols == 10**5 else None,
+        "sums": 40 * rows if cols == 10**5 else None,
         "dweight": partial,
         "dbias": partial,
     }

@@ -160,8 +160,8 @@ def make_backward(spec):
             words, dy_words, weights, x_row, dy_row, weight, shared, thread, group, active, limit, count, inverse,
             row, at,
         ):  # fmt: skip
-            low, shrink = number(statistic(at, 0)), number(statistic(at, 3))
-            known = Row(row.scale, row.high, low, row.factor, shrink, row.offset)
+            low, shrink, factor = number(statistic(at, 0)), number(statistic(at, 3)), number(statistic(at, 4))
+            known = Row(row.scale, row.high, low, factor, shrink, row.offset)
             return known, number(statistic(at, 1)), number(statistic(at, 2))
 
     else:
@@ -235,7 +235,7 @@ def make_backward(spec):
             known, back = scaling(high, r, weight_offset)
             known, mean_g, mean_gx = complete(
                 words, dy_words, weights, x_row, dy_row, weight, shared, thread, group, active, limit, count, inverse,
-                known, sums + row * 32,
+                known, sums + row * 40,
             )  # fmt: skip
             dresidual_row, dx_row = x_row, x_row  # not before: addresses take registers, too
             if added:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda
 
-from .elements import TYPES, make_elements
+from .elements import TYPES, compensated, make_elements
 from .rows import (
     larger,
     make_chunk_sums,
@@ -120,7 +120,7 @@ def make_statistics(spec, number):
                         d = zero
                     values[i] = d
                 squares, error = add_products(squares, error, values, values)
-        exact = np.float64(squares) + np.float64(error)
+        exact = compensated(np.float64(squares), np.float64(error))  # infinity, not NaN: rstd 0 is that of its row
         return reduce_rstd(exact, 0.0, shared, thread, group, count, inverse, eps)
 
     @device

@@ -20,7 +20,7 @@ from .rows import (
     two,
 )
 from .table import WHOLE, exchange_size
-from .vectors import device
+from .vectors import device, fma, reciprocal_root
 
 try:
     from numba.cuda.types import float64, uint32
@@ -132,7 +132,7 @@ def make_gather(spec):
     """A function that finds what the gradient of a row needs besides the row.
 
     gather(words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, group, active, limit, count, inverse,
-    row) -> the row with `low` and `shrink`, mean(g) and mean(g·x̂).
+    row) -> the row with `low`, `factor` and `shrink`, mean(g) and mean(g·x̂).
     """
     plan, chunk, threads, rows = spec.plan, spec.chunk, spec.threads, spec.rows
     centered, double, weighted = plan.centered, plan.double, plan.weight is not None
@@ -167,6 +167,28 @@ def make_gather(spec):
         low, _ = reduce_two(np.float64(total) + np.float64(error), 0.0, shared, thread, group, count, inverse, 0.0)
         low = low * inverse
         return low if abs(low) <= TRUSTED * (abs(row.high) + 1.0 / row.factor) else 0.0
+
+    @device
+    def find_beyond(words, x_row, steps, shared, thread, group, limit, count, inverse, row):
+        """`low` and rstd of x·scale, where that of x is beyond float64: of numbers so small that the mean given has few
+        digits. All differ from it by multiples of the smallest number, so their squares lose next to nothing."""
+        values = cuda.local.array(chunk, kind)
+        total, squares = zero, zero
+        for k in range(steps):
+            j = (k * threads + thread) * chunk
+            if j < limit:
+                at = 4 * k if registers else 0
+                if not registers:
+                    load_x(words, 0, x_row, j, limit)
+                scaled(words, at, values, row.scale)
+                for i in range(chunk):
+                    if whole or j + i < limit:
+                        d = values[i] - row.high
+                        total = total + d
+                        squares = fma(d, d, squares)
+        a, b = reduce_two(np.float64(total), np.float64(squares), shared, thread, group, count, inverse, 0.0)
+        low = a * inverse if centered else 0.0
+        return low, reciprocal_root((b - a * low) * inverse)
 
     @device
     def find_means(
@@ -205,12 +227,18 @@ def make_gather(spec):
         words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, group, active, limit, count, inverse,
         row,
     ):  # fmt: skip
-        low, shrink = row.low, one
+        low, factor, shrink = row.low, row.factor, one
         if centered and double:
             low = find_low(words, x_row, steps, shared, thread, group, limit, count, inverse, row)
+        if double:
+            beyond = factor == np.inf
+            if anyone(beyond):
+                own_low, own = find_beyond(words, x_row, steps, shared, thread, group, limit, count, inverse, row)
+                if beyond:
+                    low, factor = own_low, own
         mean_g, mean_gx, again = zero, zero, True
         while again:
-            row = Row(row.scale, row.high, low, row.factor, shrink, row.offset)
+            row = Row(row.scale, row.high, low, factor, shrink, row.offset)
             mean_g, mean_gx = find_means(
                 words, dy_words, weights, x_row, dy_row, weight, steps, shared, thread, group, limit, count, inverse,
                 row,
@@ -244,7 +272,7 @@ def make_sums(spec):
         dy, x, weight, mean, rstd, dresidual, dx, sums, dweight_partials, dbias_partials, rows, cols, lengths,
         dy_strides, x_strides, dresidual_strides, dx_strides, eps, weight_offset,
     ):  # fmt: skip
-        """`low`, mean(g), mean(g·x̂) and `shrink` of each row."""
+        """`low`, mean(g), mean(g·x̂), `shrink` and `factor` of each row."""
         words = cuda.local.array(4, uint32)
         dy_words = cuda.local.array(dy_count, uint32)
         weights = cuda.local.array(weight_count, uint32)
@@ -268,10 +296,11 @@ def make_sums(spec):
                 known,
             )  # fmt: skip
             if thread == 0:
-                put(sums, 4 * row, np.float64(known.low))
-                put(sums, 4 * row + 1, np.float64(mean_g))
-                put(sums, 4 * row + 2, np.float64(mean_gx))
-                put(sums, 4 * row + 3, np.float64(known.shrink))
+                put(sums, 5 * row, np.float64(known.low))
+                put(sums, 5 * row + 1, np.float64(mean_g))
+                put(sums, 5 * row + 2, np.float64(mean_gx))
+                put(sums, 5 * row + 3, np.float64(known.shrink))
+                put(sums, 5 * row + 4, np.float64(known.factor))
             row += np.int64(cuda.gridDim.x)
 
     return sums_of_rows

@@ -127,7 +127,7 @@ class Workspace(NamedTuple):
     """rows float64, if the mean is not given; and so on."""
     rstd: int | None
     sums: int | None
-    """4 float64 for each row, of a looped backward."""
+    """5 float64 for each row, of a looped backward."""
     dweight: int | None
     """partials x cols of the compute dtype."""
     dbias: int | None
@@ -207,7 +207,7 @@ def workspace(plan: Plan, rows: int, cols: int) -> Workspace:
     sizes = (
         statistics if plan.centered else None,
         statistics,
-        32 * rows if looped else None,
+        40 * rows if looped else None,
         partial if plan.dweight else None,
         partial if plan.dbias else None,
     )

@@ -224,7 +224,7 @@ def backward(
     addresses = [arrays.put("dy", dy), arrays.put("x", x), vector(weight), vector(mean), vector(rstd)]
     addresses += [arrays.put("dresidual", dresidual)]
     addresses += [arrays.put("dx", np.full(x.shape, np.nan, x.dtype) if mask[0] else None)]
-    sums = np.full((rows, 4), np.nan)
+    sums = np.full((rows, 5), np.nan)
     dweights, dbiases = (np.full((partials, cols), np.nan, compute) if wanted else None for wanted in mask[1:])
     addresses += [vector(sums), vector(dweights), vector(dbiases)]
     steps = arrays.steps(rows, "dy", "x", "dresidual", "dx")

@@ -188,6 +188,43 @@ def test_not_a_number_stays_in_its_row(dtype):
     assert_same_bits(gradients.dx[[0, 2, 4]], clean.dx[[0, 2, 4]])
 
 
+@norms
+def test_rstd_beyond_float64(norm):
+    """Rows of the smallest numbers with eps = 0, whose mean has one digit of three; a constant one is NaN."""
+    dy, x, options = inputs("float64", 10, weight=True)
+    x[[0, 2]] = 5e-324 * np.array([3, -1, 2, 1, 5, 7, -2, 0, 4, 4])
+    x[2] *= 1e10
+    scale = np.where(np.abs(x) < 1e-300, 2.0**1000, 1.0)
+    for rows in ([0, 1], [1, 2], [2, 3]):
+        with np.errstate(over="ignore"):
+            exact = norm.reference("backward")(dy[rows], (x * scale)[rows], **options, eps=0.0)
+            exact = exact._replace(dx=exact.dx * scale[rows])
+        for mode, together in (("registers", 1), ("registers", 2), ("cached", 1), ("looped", 1)):
+            shape = Shape(4, together, mode)
+            found = backward(dy[rows], x[rows], centered=norm.centered, eps=0.0, **options, shape=shape)
+            for one, other in zip(found, exact, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-14, err_msg=mode)
+    x[0] = 5e-324 if norm.centered else 0.0
+    found = backward(dy, x, centered=norm.centered, eps=0.0, **options, shape=Shape(4, 2))
+    assert np.isnan(found.dx[0]).all()
+    assert np.isfinite(found.dx[[1, 3, 4]]).all()
+
+
+@norms
+@dtypes
+def test_an_infinity_in_x(norm, dtype):
+    """NaN where the reference has it, and elsewhere its numbers: rstd of the row is 0 in RMSNorm."""
+    dy, x, options = inputs(dtype, 3 * chunk(dtype), rows=3, weight=True)
+    x[1, 2] = np.inf
+    with np.errstate(invalid="ignore"):
+        exact = norm.reference("backward")(dy, x, **options, eps=1e-5)
+    for mode in ("registers", "looped"):
+        found = backward(dy, x, centered=norm.centered, **options, shape=Shape(4, 1, mode))
+        for one, other in zip(found, exact, strict=True):
+            close = one.astype(np.float64), other.astype(np.float64)
+            np.testing.assert_allclose(*close, rtol=8 * float(ml_dtypes.finfo(dtype).eps), atol=1e-3)
+
+
 @pytest.mark.parametrize("gradient", DTYPES)
 def test_total(gradient):
     """Partial sums in order and compensated, rounded once; an absent gradient is left out."""

@@ -60,6 +60,11 @@ def test_sums(threads):
     assert found == [(threads * (threads - 1) / 2, float(threads))] * threads
 
 
+def test_fused_products_overflow():
+    for sign in (1.0, -1.0):
+        assert simulated.fma(np.float64(sign * 1e300), np.float64(1e300), np.float64(1.0)) == sign * np.inf
+
+
 @pytest.mark.parametrize("threads", [0, 3, 48, 33, 2048])
 def test_wrong_threads(threads):
     with pytest.raises(ValueError, match="`threads` must be a power of two"):

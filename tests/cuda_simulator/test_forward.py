@@ -182,6 +182,21 @@ def test_not_a_number_stays_in_its_row(norm, dtype):
     assert_same_bits(y[[0, 3]], clean[[0, 3]])
 
 
+@norms
+@dtypes
+def test_an_infinity_meets_the_rest_of_its_row(norm, dtype):
+    """RMSNorm makes 0 of all that is finite beside it, LayerNorm NaN; rstd says the same."""
+    for infinities in ([2], [0, 5]):
+        x, _ = inputs(dtype, 3 * chunk(dtype), rows=3, offset=-1.0)
+        x[1, infinities] = np.inf
+        for mode in ("registers", "shared", "looped"):
+            y, _, _, rstd = forward(x, centered=norm.centered, stats=True, shape=Shape(2, 1, mode))
+            with np.errstate(invalid="ignore"):
+                exact = norm.reference()(x, eps=1e-5)
+            np.testing.assert_array_equal(y[1].astype(np.float64), exact[1].astype(np.float64), mode)
+            assert np.isnan(rstd[1]) if norm.centered else rstd[1] == 0.0
+
+
 def test_no_rows():
     y = forward(np.empty((0, 8), np.float32), stats=True)[0]
     assert y.shape == (0, 8)
