@@ -139,6 +139,7 @@ def test_dlpack_of_results(dtype, versioned):
     found = device_array("x", Exporter())
     assert (found.pointer, found.shape, found.strides) == (address(array), array.shape, array.strides)
     assert found.dtype == array.dtype
+    gc.collect()  # capsules of other tests, which live until a collection
     before = len(dlpack._alive)
     del found
     gc.collect()
