@@ -163,6 +163,7 @@ def test_dlpack_is_numpys():
                 max_version is not None,
             )  # fmt: skip
 
+    gc.collect()
     alive = len(dlpack._alive)
     taken = np.from_dlpack(Exporter(False))
     assert_same_bits(np.array(taken), np.array(array))
