@@ -56,9 +56,7 @@ def stream(typingctx, vector, j, values):
 
     def codegen(context, builder, signature, args):
         number = _narrow(builder, args[2], vector.dtype)
-        instruction = builder.store(number, _place(context, builder, vector, args, values))
-        instruction.align = LINE
-        instruction.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
+        _stream(builder, number, _place(context, builder, vector, args, values))
         return context.get_dummy_value()
 
     return types.none(vector, types.intp, values), codegen
@@ -76,12 +74,16 @@ def stream_line(typingctx, line, vector, j):
         )
         whole = builder.load(here)
         whole.align = LINE
-        instruction = builder.store(whole, there)
-        instruction.align = LINE
-        instruction.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
+        _stream(builder, whole, there)
         return context.get_dummy_value()
 
     return types.none(line, vector, types.intp), codegen
+
+
+def _stream(builder, line, pointer):
+    instruction = builder.store(line, pointer)
+    instruction.align = LINE
+    instruction.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
 
 
 @intrinsic

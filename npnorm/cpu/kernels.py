@@ -12,7 +12,7 @@ from .arrays import part, row, rows, stack, stack_line, vector
 from .elements import finish_streaming, store
 from .fours import write_four
 from .gradients import PARAMETERS, SCALE, put_statistics
-from .passes import add_rows, gather_rows, write_rows
+from .passes import add_rows, ahead, gather_rows, write_rows
 from .rows import (
     LEAF,
     add_exactly,
@@ -70,7 +70,7 @@ def make_forward(centered, double, exact, rounding, extreme, zero, stream, short
                 total = row(total_rows, reached)
                 write_sum(source, row(residual_rows, reached), total, zero)
                 source = total
-            following = None if stream is None else row(x_rows, min(reached + 1, stop - 1))
+            following = ahead(x_rows, reached + 1, stop, stream)
             m, low, r = statistics(source, eps, centered, double, following)
             scale = None
             if extreme is None:

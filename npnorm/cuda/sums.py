@@ -150,6 +150,15 @@ def make_gather(spec):
     moderate = make_moderate(number)
 
     @device
+    def find_values(words, values, x_row, k, j, limit, row):
+        """values = chunk k of the row, which begins at column j, scaled."""
+        if registers:
+            scaled(words, 4 * k, values, row.scale)
+        else:
+            load_x(words, 0, x_row, j, limit)
+            scaled(words, 0, values, row.scale)
+
+    @device
     def find_low(words, x_row, steps, shared, thread, group, limit, count, inverse, row):
         """What rounding the given mean to float64 has lost; 0 if the mean is not the row's."""
         values = cuda.local.array(chunk, kind)
@@ -157,10 +166,7 @@ def make_gather(spec):
         for k in range(steps):
             j = (k * threads + thread) * chunk
             if j < limit:
-                at = 4 * k if registers else 0
-                if not registers:
-                    load_x(words, 0, x_row, j, limit)
-                scaled(words, at, values, row.scale)
+                find_values(words, values, x_row, k, j, limit, row)
                 for i in range(chunk):
                     if whole or j + i < limit:
                         total, error = add_exactly(total, error, values[i] - row.high)
@@ -177,10 +183,7 @@ def make_gather(spec):
         for k in range(steps):
             j = (k * threads + thread) * chunk
             if j < limit:
-                at = 4 * k if registers else 0
-                if not registers:
-                    load_x(words, 0, x_row, j, limit)
-                scaled(words, at, values, row.scale)
+                find_values(words, values, x_row, k, j, limit, row)
                 for i in range(chunk):
                     if whole or j + i < limit:
                         d = values[i] - row.high
