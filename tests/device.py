@@ -275,7 +275,13 @@ class Driver:
                 self.memory.view(pointer, (size,), (1,), np.dtype(np.uint8), True)[...] = 0xEE
                 self.sums[pointer] = total
 
-    def _total(self, spec, dweights, dbiases, dweight, dbias, partials, cols):
+    def _total(self, spec, dy, x, mean, rstd, dweights, dbiases, dweight, dbias, partials, rows, cols, *rest):
+        shape, strides, *_ = self._laid(spec, rows, cols, (*rest, *2 * spec.lead * (0,), 0.0, 0.0))
+        if spec.plan.other is not None:
+            self._read(dy, spec.plan.other, shape, strides[0], spec.access[0])
+        self._read(x, spec.plan.x, shape, strides[1], spec.access[1])
+        self._vector(mean, "float64" if spec.plan.centered else None, rows)
+        self._vector(rstd, "float64", rows)
         for source, pointer in ((dweights, dweight), (dbiases, dbias)):
             if pointer:
                 gradient = self._vector(pointer, spec.plan.out, cols, True)

@@ -362,6 +362,7 @@ def test_incomplete_interfaces(gpu, change):
 
 
 SHAPE = "must have a shape of integers that are at least 0; got "
+MANY = "must have at most 2**60 elements, also where a length is 0; got shape ("
 STRIDES = "must have strides of 2 integers, in bytes, one for each axis; got "
 STREAM = "must have None or the address of a stream as its stream, in its `__cuda_array_interface__`; got "
 DATA = "must have its data at an address, in its `__cuda_array_interface__`; got "
@@ -378,6 +379,7 @@ DATA = "must have its data at an address, in its `__cuda_array_interface__`; got
         ({"stream": 3.5}, TypeError, STREAM), ({"stream": -1}, ValueError, STREAM),
         ({"stream": 2**64}, ValueError, STREAM), ({"data": (5.5, False)}, TypeError, DATA),
         ({"data": ("5", False)}, TypeError, DATA), ({"data": (-16, False)}, ValueError, DATA),
+        ({"shape": (2**62, 2**62)}, ValueError, MANY), ({"shape": (2**61, 0)}, ValueError, MANY),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )  # fmt: skip

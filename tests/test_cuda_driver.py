@@ -292,6 +292,16 @@ def test_memory(fake):
         driver.device_of(4096)
 
 
+@pytest.mark.parametrize("name, error", [("OUT_OF_MEMORY", MemoryError), ("ILLEGAL_ADDRESS", ValueError)])
+def test_no_memory_is_left(fake, name, error):
+    def allocate(size, stream):
+        raise ValueError(f"CUDA_ERROR_{name}: as cuda.core says it")
+
+    fake.core.DeviceMemoryResource = lambda device: SimpleNamespace(allocate=allocate)
+    with driver.on(1), pytest.raises(error, match="device 1 has no 100 bytes left|CUDA_ERROR_ILLEGAL_ADDRESS"):
+        driver.allocate(100, 1)
+
+
 def test_launch(fake):
     """A kernel is loaded once for each device, and gets leave for as much shared memory as it needs."""
     small, large, larger = (Launch(SPEC, (4, 1, 1), (32, 1, 1), size) for size in (0, 50_000, 90_000))

@@ -20,6 +20,9 @@ BFLOAT16 = ("<V2", "|V2")
 
 INTEGERS = {int}
 
+MOST_ELEMENTS = 2**60
+"""Addresses of 8 bytes an element, in 64 bits with a sign."""
+
 
 class DeviceArray:
     """An array in the memory of a CUDA device.
@@ -199,6 +202,8 @@ def _integers(values: Any) -> tuple[int, ...] | None:
 def _shape(what: str, shape: Any) -> tuple[int, ...]:
     found = _integers(shape)
     if found is not None and (not found or min(found) >= 0):
+        if math.prod(filter(None, found)) > MOST_ELEMENTS:
+            raise ValueError(f"`{what}` must have at most 2**60 elements, also where a length is 0; got shape {found}")
         return found
     error = TypeError if found is None else ValueError
     raise error(f"`{what}` must have a shape of integers that are at least 0; got {shape!r}")

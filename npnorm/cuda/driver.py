@@ -150,7 +150,15 @@ def order(first: int, second: int) -> None:
 def allocate(size: int, stream: int) -> Any:
     """A buffer on the current device, which is freed in the stream's order: its `handle` is the address."""
     device = current()
-    return _memory(device).allocate(size, stream=_stream(device, stream))
+    try:
+        return _memory(device).allocate(size, stream=_stream(device, stream))
+    except Exception as failure:  # cuda.core has one class for all errors of the driver
+        if "CUDA_ERROR_OUT_OF_MEMORY" not in str(failure):
+            raise
+        raise MemoryError(
+            f"CUDA device {device} has no {size} bytes left for results and scratch memory: free some, or give `out` "
+            "and, backward, `workspace`"
+        ) from failure
 
 
 @cache

@@ -60,10 +60,7 @@ def make_elements(form, chunk, width, number, access=WHOLE):
     narrow = step * size < 4
     half = form in HALVES
     low, high, pack = LOW.get(form), HIGH.get(form), PACK.get(form)
-    load_words, store_words, load_half, store_half = LOAD.get(step * size), STORE.get(step * size), load2, store2
-    if access != WHOLE:
-        load_words, store_words = vectors.make_load(size, access), vectors.make_store(size, access)
-        load_half, store_half = vectors.make_load2(access), vectors.make_store2(access)
+    load_words, store_words, load_half, store_half = accessors(step * size, access)
 
     if narrow:
 
@@ -178,6 +175,16 @@ def make_elements(form, chunk, width, number, access=WHOLE):
     return Elements(count, load, store, write, number_of, scaled, put, rounded)
 
 
+def accessors(size, access):
+    """Functions that load and store `size` bytes, and those for 2 bytes."""
+    if access == WHOLE:
+        return LOAD.get(size), STORE.get(size), load2, store2
+    return (
+        vectors.make_load(size, access), vectors.make_store(size, access), vectors.make_load2(access),
+        vectors.make_store2(access),
+    )  # fmt: skip
+
+
 class Element(NamedTuple):
     """Device functions for single elements of a format."""
 
@@ -189,21 +196,21 @@ class Element(NamedTuple):
     """rounded(value): as it would be stored."""
 
 
-def make_element(form, number):
-    """`Element` of a format (None as float32), as numbers of the dtype `number`."""
+def make_element(form, number, access=WHOLE):
+    """`Element` of a format (None as float32), accessed so, as numbers of the dtype `number`."""
     form = form or "float32"
     size = SIZES[form]
     half = form in HALVES
     many = make_elements(form, 2 if half else 1, 2 if half else 1, number)
     words, number_of, put_words = many.words, many.number, many.put
     kind = TYPES[number]
-    load_words, store_words = LOAD.get(size), STORE.get(size)
+    load_words, store_words, load_half, store_half = accessors(size, access)
 
     @device
     def get(row, j):
         own = cuda.local.array(words, uint32)
         if half:
-            own[0] = load2(row + j * size)
+            own[0] = load_half(row + j * size)
         else:
             load_words(own, 0, row + j * size)
         return number_of(own, 0, 0)
@@ -216,7 +223,7 @@ def make_element(form, number):
         numbers[1] = value
         put_words(own, 0, numbers)
         if half:
-            store2(row + j * size, own[0])
+            store_half(row + j * size, own[0])
         else:
             store_words(row + j * size, own, 0)
 

@@ -11,11 +11,11 @@ try:
 except ImportError:
     from numba.core.types import UniTuple, float64, int64
 
-POINTERS = {"forward": 8, "sums": 10, "backward": 10}
-"""Addresses that the kernels over rows take."""
+POINTERS = {"forward": 8, "sums": 10, "backward": 10, "total": 8}
+"""Addresses that kernels take."""
 
 LAID = 4
-"""Arrays of which they take strides."""
+"""Arrays of which the kernels over rows take strides."""
 
 MAKERS = {"forward": make_forward, "sums": make_sums, "backward": make_backward, "total": make_total}
 
@@ -27,9 +27,10 @@ def make_kernel(spec: Spec, **options):
 
 def signature(spec: Spec):
     """The types of a kernel's arguments. A tuple takes as many parameters as it has items."""
+    along_axes, pointers = UniTuple(int64, spec.lead), (int64,) * POINTERS[spec.kind]
     if spec.kind == "total":
-        return (int64,) * 6
-    along_axes = UniTuple(int64, spec.lead)
+        partials_rows_and_cols, lengths_and_strides = (int64,) * 3, (along_axes,) * 3
+        return pointers + partials_rows_and_cols + lengths_and_strides
     lengths_and_strides = (along_axes,) * (1 + LAID)
     rows_and_cols, eps_and_offset = (int64,) * 2, (float64,) * 2
-    return (int64,) * POINTERS[spec.kind] + rows_and_cols + lengths_and_strides + eps_and_offset
+    return pointers + rows_and_cols + lengths_and_strides + eps_and_offset

@@ -172,16 +172,18 @@ class Gradients:
             lengths, of_x = steps[:count], steps[2 * count : 3 * count]
             statistics = launch, (rows, cols, *lengths, *of_x, *3 * count * (0,))
         partials = table.partials(plan, rows, cols)
+        in_place = dx is not None and dx.pointer in (call.dy.pointer, call.x.pointer)
+        of_sums = plan._replace(other=None) if in_place else plan  # dx was written over what could be added up again
         self.launches = BackwardLaunches(
             parts,
             statistics,
             table.backward_launches(plan, rows, cols, elements, bool(call.weight_offset), count, access),
             (rows, cols, *steps),
             [
-                (table.total_launch(plan, name, partials, cols), plan.dweight == name, plan.dbias == name)
+                (table.total_launch(of_sums, name, cols, count, access), plan.dweight == name, plan.dbias == name)
                 for name in dict.fromkeys(name for name in formats if name)
             ],
-            (partials, cols),
+            (partials, rows, cols, *steps[: 3 * count]),
         )
 
 
@@ -220,7 +222,8 @@ class BackwardLaunches(NamedTuple):
         dweight, dbias = map(_at, sums)
         for what, of_dweight, of_dbias in self.totals:
             targets = dweight if of_dweight else 0, dbias if of_dbias else 0
-            driver.launch(what, (dweights, dbiases, *targets, *self.numbers_of_totals), stream)
+            sources = dy, x, mean or own_mean, rstd or own_rstd, dweights, dbiases
+            driver.launch(what, (*sources, *targets, *self.numbers_of_totals), stream)
 
 
 def _clear(call: Backward, gradients: Sequence[DeviceArray | None], stream: int) -> None:

@@ -184,10 +184,13 @@ def backward_launches(
     return _launch(sums, rows, 1, 0), _launch(apply, -(-chunks // threads), count, 0)
 
 
-def total_launch(plan: Plan, gradient_format: str, partials: int, cols: int) -> Launch:
+def total_launch(
+    plan: Plan, gradient_format: str, cols: int, lead: int = 1, access: tuple[str, ...] = ORDINARY
+) -> Launch:
     """The launch that adds up partial sums: the y axis of the grid is dweight, then dbias."""
-    bare = Plan(True, plan.centered, plan.double, False, plan.x, None, None, None, gradient_format, None, None)
-    spec = Spec("total", bare, False, 1, SLICES, COLUMNS, 0, "looped")
+    bare = Plan(True, plan.centered, plan.double, False, plan.x, plan.other, None, None, gradient_format, None, None)
+    access = (*access[:2], WHOLE, WHOLE)
+    spec = Spec("total", bare, False, 1, SLICES, COLUMNS, 0, "looped", lead, access)
     return _launch(spec, -(-cols // COLUMNS), 2, 0)
 
 

@@ -3,22 +3,71 @@
 import numpy as np
 from numba import cuda
 
+from .addresses import make_place, make_row_start
 from .elements import TYPES, add_exactly, compensated, make_element
 from .table import COLUMNS, SLICES
+from .vectors import device
+
+try:
+    from numba.cuda.types import float64
+except ImportError:
+    from numba.core.types import float64
+
+
+def may_overflow(plan):
+    """Whether partial sums in float32 can be beyond it, and dy is there to add it up again: of float16 it would take
+    2^80 rows."""
+    return not plan.double and plan.other not in (None, "float16")
+
+
+def make_sum_again(spec):
+    """A function for a sum over every SLICES-th row that float32 did not hold: what float64 holds, and its error.
+
+    again(dy, x, mean, rstd, rows, lengths, dy_strides, x_strides, part, j, of_products)
+    """
+    centered = spec.plan.centered
+    dy_access, x_access = spec.access[:2]
+    dy_of = make_element(spec.plan.other, np.float64, dy_access).get
+    x_of = make_element(spec.plan.x, np.float64, x_access).get
+    statistic = make_element("float64", np.float64).get
+    find_place, row_start = make_place(spec.lead), make_row_start(spec.lead)
+    dy_unit, x_unit, _, _ = spec.units(spec.plan.other, spec.plan.x, None, None)
+
+    @device
+    def again(dy, x, mean, rstd, rows, lengths, dy_strides, x_strides, part, j, of_products):
+        """Σ dy·x̂, or Σ dy, over rows part, part + SLICES, … of column j."""
+        value, error = 0.0, 0.0
+        for row in range(part, rows, SLICES):
+            place = find_place(row, lengths)
+            term = dy_of(row_start(dy, place, dy_strides, dy_unit), j)
+            if of_products:
+                difference = x_of(row_start(x, place, x_strides, x_unit), j)
+                if centered:
+                    difference = difference - statistic(mean, row)
+                term = term * (difference * statistic(rstd, row))
+            value, error = add_exactly(value, error, term)
+        return value, error
+
+    return again
 
 
 def make_total(spec):
     """The kernel that adds up partial sums."""
     plan = spec.plan
-    double = plan.double
-    number = np.float64 if double else np.float32
+    number = np.float64 if plan.double else np.float32
     kind, zero = TYPES[number], number(0.0)
-    get = make_element("float64" if double else "float32", number).get
-    put = make_element(plan.out, number).put
+    get = make_element("float64" if plan.double else "float32", number).get
+    put, put_double = (make_element(plan.out, dtype).put for dtype in (number, np.float64))
     size = COLUMNS * SLICES
+    overflows = may_overflow(plan)
+    sum_again = make_sum_again(spec) if overflows else None
 
-    def total(dweight_partials, dbias_partials, dweight, dbias, partials, cols):
-        """gradient = Σ partials in order, compensated and rounded once."""
+    def total(
+        dy, x, mean, rstd, dweight_partials, dbias_partials, dweight, dbias, partials, rows, cols, lengths, dy_strides,
+        x_strides,
+    ):  # fmt: skip
+        """gradient = Σ partials in order, compensated and rounded once; Σ dy·x̂ or Σ dy where these are beyond
+        float32."""
         totals, errors = cuda.shared.array(size, kind), cuda.shared.array(size, kind)
         partial, gradient = dweight_partials, dweight
         if cuda.blockIdx.y == 1:
@@ -34,10 +83,31 @@ def make_total(spec):
         totals[thread] = value
         errors[thread] = error
         cuda.syncthreads()
-        if here and part == 0:
+        if part == 0:
             for i in range(1, SLICES):
                 place = i * COLUMNS + column
                 value, error = add_exactly(value, error + errors[place], totals[place])
-            put(gradient, j, compensated(value, error))
+            value = compensated(value, error)
+            totals[thread] = value
+            if here and (not overflows or abs(value) < np.inf):
+                put(gradient, j, value)
+        if overflows:
+            cuda.syncthreads()
+            lost = here and not abs(totals[column]) < np.inf
+            if cuda.syncthreads_or(np.int32(1 if lost else 0)) != 0:
+                doubles, double_errors = cuda.shared.array(size, float64), cuda.shared.array(size, float64)
+                exact, exact_error = 0.0, 0.0
+                if lost:
+                    exact, exact_error = sum_again(
+                        dy, x, mean, rstd, rows, lengths, dy_strides, x_strides, part, j, cuda.blockIdx.y == 0
+                    )
+                doubles[thread] = exact
+                double_errors[thread] = exact_error
+                cuda.syncthreads()
+                if lost and part == 0:
+                    for i in range(1, SLICES):
+                        place = i * COLUMNS + column
+                        exact, exact_error = add_exactly(exact, exact_error + double_errors[place], doubles[place])
+                    put_double(gradient, j, compensated(exact, exact_error))
 
     return total

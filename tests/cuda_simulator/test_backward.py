@@ -231,15 +231,14 @@ def test_total(gradient):
     compute = np.float64 if gradient == "float64" else np.float32
     plan = Plan(True, True, gradient == "float64", False, "float32", None, None, None, None, None, None)
     cols, partials = 35, 37
-    launch = table.total_launch(plan, gradient, partials, cols)
+    launch = table.total_launch(plan, gradient, cols)
     values = random((partials, cols), "float64", 1).astype(compute)
     values[3] *= 1e4
     values[30] *= -1e4
     simulated.MEMORY.clear()
     out = np.full(cols, np.nan, DTYPES[gradient])
-    run(
-        kernels.make_kernel(launch.spec)[0], launch, (0, simulated.held(values), 0, simulated.held(out), partials, cols)
-    )
+    pointers = (*5 * (0,), simulated.held(values), 0, simulated.held(out))
+    run(kernels.make_kernel(launch.spec)[0], launch, (*pointers, partials, 0, cols, (0,), (0,), (0,)))
     check_sum(out, as_rows(values, -1), dbias_bound(as_rows(values, -1)), "dbias")
 
 

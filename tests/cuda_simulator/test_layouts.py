@@ -7,12 +7,13 @@ import device
 import numpy as np
 import pytest
 import support
-from bounds import assert_same_bits
+from bounds import assert_same_bits, check_backward
 from device import Interface
 from table import NORMS, random
 from zoo import byte_swapped
 
-from npnorm.cuda import driver, simulated, table
+from npnorm._results import NormGradients
+from npnorm.cuda import driver, simulated, table, total
 from npnorm.cuda.addresses import make_place, make_row_start
 
 norms = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.name)
@@ -185,6 +186,53 @@ def test_backward(norm, gpu, monkeypatch, mix, wide):
     outputs = [dx] if dweight is None else [dx, *content(gpu, dweight)]
     kinds = ["forward", *wide * ["sums"], "backward", *mask[1] * ["total"]]
     check(gpu, mix, kinds, outputs, expected)
+
+
+@norms
+@pytest.mark.parametrize(
+    "lay, x, dy, parameter",
+    [
+        (np.array, *3 * ("float32",)), (sliced, *3 * ("bfloat16",)), (bytes_apart, "float16", "bfloat16", "float64"),
+        (both, *3 * ("float32",)),
+    ],
+)  # fmt: skip
+def test_sums_beyond_float32(norm, gpu, monkeypatch, lay, x, dy, parameter):
+    """Terms, and sums of some of the rows, beyond float32, and dweight and dbias within; other columns keep their
+    bits."""
+    for module in (table, total):
+        monkeypatch.setattr(module, "SLICES", 2)
+        monkeypatch.setattr(module, "COLUMNS", 8)
+    shape = (3, 4, 19) if lay is sliced else (12, 19)
+    x, dy, weight = random(shape, x), random(shape, dy, 1, scale=1e-3), random(19, parameter, 2)
+    mask = False, True, True
+    mild = content(gpu, *norm.backward(*put(gpu, dy, x, weight), output_mask=mask)[1:])
+    rows = dy.reshape(12, 19)
+    rows[:11, 3] = [3e38, 3e38, 3e38, -3e38, -3e38, -3e38, 2.0, 3.0, 3e38, 3e38, -3e38]
+    rows[1:, [6, 18]] = rows[:11, 3:4]
+    rows[9, 7] = np.nan
+    rows[:, 8] = 3e38
+    rows[7, 9], rows[8, 10] = np.inf, -np.inf
+    gradients = norm.backward(*put(gpu, lay(dy), lay(x), weight), output_mask=mask)
+    dweight, dbias = content(gpu, *gradients[1:])
+    check_backward(norm, NormGradients(None, dweight, dbias), dy, x, weight)
+    assert np.isfinite(dbias[[3, 6, 18]]).all()
+    assert np.isinf(dbias[8]) == (parameter != "float64")
+    kept = np.delete(np.arange(19), [3, 6, 7, 8, 9, 10, 18])
+    for gradient, before in zip((dweight, dbias), mild, strict=True):
+        assert_same_bits(gradient[kept], before[kept])
+
+
+@norms
+def test_sums_beyond_float32_in_place(norm, gpu):
+    """dx over dy or x: such a column is not finite, rather than wrong."""
+    for place in range(2):
+        inputs = [random((12, 8), seed=seed) for seed in (1, 0)]
+        inputs[0][:, 3] = np.repeat([3e38, -3e38], 6)
+        given = put(gpu, *inputs)
+        gradients = norm.backward(*given, output_mask=(True, True, True), out=(given[place], None, None))
+        for gradient in content(gpu, *gradients[1:]):
+            assert not np.isfinite(gradient[3])
+            assert np.isfinite(np.delete(gradient, 3)).all()
 
 
 def odd_forward(norm, gpu, mix, dtype):
