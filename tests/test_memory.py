@@ -1,6 +1,5 @@
 """No operation allocates more than its results and a megabyte, whatever the layout of its arrays."""
 
-import gc
 import tracemalloc
 from functools import partial
 
@@ -41,7 +40,6 @@ def prepare(operation, x, given):
 def extra_bytes(call, given):
     """The most that was allocated at once during a call, less the results that are new."""
     call()  # compiles, which is not counted; a kernel for large arrays may be another one
-    gc.collect()
     tracemalloc.start()
     try:
         results = call()
