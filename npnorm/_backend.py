@@ -41,7 +41,7 @@ def host_backend() -> ModuleType:
     """The backend of NumPy arrays, imported at the first right call: it brings Numba."""
     global loaded
     if loaded is None:
-        with importing_or_compiling:
+        with importing_or_compiling():
             from .cpu import entry
 
             loaded = entry

@@ -1,15 +1,26 @@
 """What no thread may do while another forks."""
 
-import logging  # noqa: F401  its own lock at a fork must be taken after ours: a compilation logs
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 
-importing_or_compiling = threading.RLock()
-"""Held while Numba is imported or compiles. No process may fork then: its child would wait for ever."""
+_lock = threading.RLock()
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=importing_or_compiling.acquire,
-        after_in_parent=importing_or_compiling.release,
-        after_in_child=importing_or_compiling.release,
-    )
+
+@contextmanager
+def importing_or_compiling() -> Iterator[None]:
+    """Held while Numba is imported or compiles. No process forks then: its child would wait for ever."""
+    _hold_at_forks()
+    with _lock:
+        yield
+
+
+@cache
+def _hold_at_forks() -> None:
+    """Registered at the first use, for what it needs would be a tenth of what importing npnorm takes."""
+    import logging  # noqa: F401  its own lock at a fork must be taken after ours: a compilation logs
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)

@@ -57,7 +57,7 @@ def waiting_kernel() -> Callable[..., Any]:
 
 
 def _compiled(key: Key) -> Callable[..., Any]:
-    with importing_or_compiling:
+    with importing_or_compiling():
         if key not in _kernels:
             (compiled,) = build(*key).overloads.values()
             # Numba's own way to it looks at the type of every argument first, in 0.7 µs.

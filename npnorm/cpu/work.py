@@ -106,6 +106,12 @@ def block_count(rows: int, cols: int, double: bool) -> int:
     return max(1, min(MOST_BLOCKS, count, most))
 
 
+@lru_cache(maxsize=1024)
+def row_blocks(rows: int, cols: int, double: bool) -> Ranges:
+    """(start, stop) of the blocks of rows whose sums for dweight and dbias are kept apart."""
+    return cut(rows, block_count(rows, cols, double))
+
+
 def cut(length: int, count: int, more: int = 0) -> Ranges:
     """(start, stop) of at most `count` pieces of a length, all but the last equal; the first has so many more."""
     size = -(-(length - more) // count) if count > 1 else length

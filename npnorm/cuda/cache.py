@@ -47,7 +47,7 @@ def cubin(spec: Any, capability: tuple[int, int]) -> Cubin:
     if content is not None:
         name, code = content.split(b"\0", 1)
         return Cubin(name.decode(), code)
-    with importing_or_compiling:
+    with importing_or_compiling():
         compiled = _compile(spec, capability)
     try:
         _files.write(file, compiled.name.encode() + b"\0" + compiled.code, folders())

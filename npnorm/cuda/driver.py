@@ -67,7 +67,7 @@ def _initialised() -> SimpleNamespace:
     absent = missing()
     if absent:
         raise ImportError(f"{NEEDS}; not installed: {', '.join(absent)}. Write {EXTRA}")
-    with importing_or_compiling:
+    with importing_or_compiling():
         import cuda.core as core
         from cuda.bindings import driver
     try:
