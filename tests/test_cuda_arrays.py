@@ -362,7 +362,8 @@ def test_incomplete_interfaces(gpu, change):
 
 
 SHAPE = "must have a shape of integers that are at least 0; got "
-MANY = "must have at most 2**60 elements, also where a length is 0; got shape ("
+MANY = "must have at most 64 axes and 2**59 elements, not counting axes of length 0; got shape ("
+FAR = "must have strides of less than 2**62 bytes; got "
 STRIDES = "must have strides of 2 integers, in bytes, one for each axis; got "
 STREAM = "must have None or the address of a stream as its stream, in its `__cuda_array_interface__`; got "
 DATA = "must have its data at an address, in its `__cuda_array_interface__`; got "
@@ -380,6 +381,8 @@ DATA = "must have its data at an address, in its `__cuda_array_interface__`; got
         ({"stream": 2**64}, ValueError, STREAM), ({"data": (5.5, False)}, TypeError, DATA),
         ({"data": ("5", False)}, TypeError, DATA), ({"data": (-16, False)}, ValueError, DATA),
         ({"shape": (2**62, 2**62)}, ValueError, MANY), ({"shape": (2**61, 0)}, ValueError, MANY),
+        ({"shape": 66 * (1,), "strides": None}, ValueError, MANY), ({"strides": (2**70, 4)}, ValueError, FAR),
+        ({"data": (2**63, False)}, ValueError, DATA),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )  # fmt: skip

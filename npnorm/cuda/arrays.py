@@ -20,8 +20,11 @@ BFLOAT16 = ("<V2", "|V2")
 
 INTEGERS = {int}
 
-MOST_ELEMENTS = 2**60
-"""Addresses of 8 bytes an element, in 64 bits with a sign."""
+MOST_ELEMENTS = 2**59
+"""Of 8 bytes each, and twice that, they can still be counted in 64 bits with a sign."""
+
+MOST_AXES = 64
+"""NumPy's."""
 
 
 class DeviceArray:
@@ -201,18 +204,23 @@ def _integers(values: Any) -> tuple[int, ...] | None:
 
 def _shape(what: str, shape: Any) -> tuple[int, ...]:
     found = _integers(shape)
-    if found is not None and (not found or min(found) >= 0):
-        if math.prod(filter(None, found)) > MOST_ELEMENTS:
-            raise ValueError(f"`{what}` must have at most 2**60 elements, also where a length is 0; got shape {found}")
-        return found
-    error = TypeError if found is None else ValueError
-    raise error(f"`{what}` must have a shape of integers that are at least 0; got {shape!r}")
+    if found is None or (found and min(found) < 0):
+        error = TypeError if found is None else ValueError
+        raise error(f"`{what}` must have a shape of integers that are at least 0; got {shape!r}")
+    if len(found) > MOST_AXES or math.prod(filter(None, found)) > MOST_ELEMENTS:
+        raise ValueError(
+            f"`{what}` must have at most {MOST_AXES} axes and 2**59 elements, not counting axes of length 0; got shape "
+            f"{found}"
+        )
+    return found
 
 
 def _strides(what: str, strides: Any, ndim: int) -> tuple[int, ...]:
     found = _integers(strides)
     if found is None or len(found) != ndim:
         raise TypeError(f"`{what}` must have strides of {ndim} integers, in bytes, one for each axis; got {strides!r}")
+    if any(abs(stride) >= 2**62 for stride in found):
+        raise ValueError(f"`{what}` must have strides of less than 2**62 bytes; got {strides!r}")
     return found
 
 
@@ -334,7 +342,7 @@ def _of_interface(name: str, value: Any, interface: dict[str, Any], number: int 
 def _address(name: str, what: str, value: Any) -> int:
     """A number in an array's interface that the driver will follow."""
     found = integer(value)
-    if found is not None and 0 <= found < 2**64:
+    if found is not None and 0 <= found < 2**63:
         return found
     error = TypeError if found is None else ValueError
     raise error(f"`{name}` must have {what}, in its `__cuda_array_interface__`; got {value!r}")
@@ -349,7 +357,7 @@ def _of_dlpack(name: str, value: Any, number: int | None, stream: int) -> Device
         plain = found.lanes == 1 and found.bits == 16 and found.code == dlpack.BFLOAT
         dtype = _dtype_of(name, "bfloat16" if plain else f"DLPack's type {found.code} of {found.bits} bits")
     return trusted(
-        found.pointer, found.shape, found.strides, dtype, found.readonly, stream, number,
+        found.pointer, _shape(name, found.shape), found.strides, dtype, found.readonly, stream, number,
         (value, found.owner), _library(value),
     )  # fmt: skip
 

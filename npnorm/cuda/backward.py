@@ -4,7 +4,7 @@ import numpy as np
 from numba import cuda
 
 from .addresses import make_place, make_row_start
-from .elements import HALVES, TYPES, add_closely, add_exactly, compensated, make_element, make_elements
+from .elements import HALVES, TYPES, add_closely, add_exactly, compensated, known_sum, make_element, make_elements
 from .rows import exponent_of, power_of_two
 from .sums import Row, make_all_elements, make_gather, make_scaling, make_terms, number_of
 from .table import SIZES, exchange_size
@@ -100,6 +100,7 @@ def make_deliver(spec):
     size = threads * vectors * chunk
     write = make_elements("float64" if plan.double else "float32", chunk, spec.width, number).write
     together = rows > 1
+    finished = compensated if plan.double else known_sum  # what float32 did not hold is added up again: see `total`
 
     @device
     def deliver(sums, errors, partial, thread, group, cols, first):
@@ -119,7 +120,7 @@ def make_deliver(spec):
                         if turn < rows - 1:
                             exchange[place] = total
                             exchange[error_place] = error
-                        numbers[i] = compensated(total, error)
+                        numbers[i] = finished(total, error)
                     j = first + k * threads * chunk
                     if turn == rows - 1 and j < cols:
                         write(partial, j, cols, numbers)

@@ -247,6 +247,12 @@ def add_closely(total, error, value):
 
 
 @device
+def known_sum(total, error):
+    """total + error; NaN where an addition on the way to a finite total overflowed, and its error is not known."""
+    return total + error if abs(total) < np.inf else total
+
+
+@device
 def compensated(total, error):
     """total + error; an infinite total leaves a NaN as its error."""
     return total + error if error == error else total

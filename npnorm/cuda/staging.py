@@ -8,7 +8,7 @@ offset until `begin`.
 import numpy as np
 
 from . import driver
-from .arrays import DeviceArray
+from .arrays import DeviceArray, trusted
 from .copies import copies
 from .layout import has_rows, is_plain
 from .results import scratch
@@ -52,7 +52,7 @@ class Staging:
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
         """A new array in the scratch memory."""
-        array = DeviceArray(self.size, shape, None, dtype)
+        array = trusted(self.size, shape, None, dtype, False, None, None)
         self._stand_ins.append(array)
         self.size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
         return array

@@ -4,7 +4,7 @@ import numpy as np
 from numba import cuda
 
 from .addresses import make_place, make_row_start
-from .elements import TYPES, add_exactly, compensated, make_element
+from .elements import TYPES, add_exactly, compensated, known_sum, make_element
 from .table import COLUMNS, SLICES
 from .vectors import device
 
@@ -59,6 +59,7 @@ def make_total(spec):
     get = make_element("float64" if plan.double else "float32", number).get
     put, put_double = (make_element(plan.out, dtype).put for dtype in (number, np.float64))
     size = COLUMNS * SLICES
+    finished = compensated if plan.double else known_sum
     overflows = may_overflow(plan)
     sum_again = make_sum_again(spec) if overflows else None
 
@@ -87,7 +88,7 @@ def make_total(spec):
             for i in range(1, SLICES):
                 place = i * COLUMNS + column
                 value, error = add_exactly(value, error + errors[place], totals[place])
-            value = compensated(value, error)
+            value = finished(value, error)
             totals[thread] = value
             if here and (not overflows or abs(value) < np.inf):
                 put(gradient, j, value)

@@ -8,7 +8,7 @@ import numpy as np
 
 from .._api import layer_norm_backward, rms_norm_backward
 from .._plan import plan_backward
-from .arrays import DeviceArray
+from .arrays import trusted
 from .launch import Gradients
 
 BACKWARD = {layer_norm_backward: True, rms_norm_backward: False}
@@ -74,4 +74,4 @@ def _viewed(array: Any) -> Any:
     """An array as if it were on a device."""
     if not isinstance(array, np.ndarray):
         return array
-    return DeviceArray(array.ctypes.data, array.shape, array.strides, array.dtype)
+    return trusted(array.ctypes.data, array.shape, array.strides, array.dtype, False, None, None)

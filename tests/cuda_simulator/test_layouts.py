@@ -222,6 +222,19 @@ def test_sums_beyond_float32(norm, gpu, monkeypatch, lay, x, dy, parameter):
         assert_same_bits(gradient[kept], before[kept])
 
 
+def test_errors_beyond_float32(gpu, monkeypatch):
+    """A sum that float32 holds at last, on the way to which an addition overflowed in finding what it lost."""
+    monkeypatch.setattr(table, "ROWS_A_PARTIAL", 64)
+    monkeypatch.setattr(table, "BACKWARD_BLOCK", 1)
+    largest, ulp = float(np.finfo(np.float32).max), 2.0**104
+    x, dy = random((60, 4)), np.zeros((60, 4), np.float32)
+    dy[:, 3] = ulp * 0.225
+    dy[0, 3], dy[-7:, 3] = largest / 2, [-largest / 2, -1.5 * ulp, largest, -largest, 2.5 * ulp, -largest, largest]
+    gradients = NORMS[0].backward(*put(gpu, dy, x), output_mask=(False, False, True))
+    (dbias,) = content(gpu, gradients[2])
+    check_backward(NORMS[0], NormGradients(None, None, dbias), dy, x)
+
+
 @norms
 def test_sums_beyond_float32_in_place(norm, gpu):
     """dx over dy or x: such a column is not finite, rather than wrong."""

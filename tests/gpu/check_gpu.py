@@ -64,7 +64,10 @@ def parsed():
     parser.add_argument("--cases", help="of the correctness, those whose names are given, with | between them")
     parser.add_argument("--no-peers", action="store_true", help="npnorm alone")
     parser.add_argument("--dry-run", action="store_true", help="on host memory, with the reference for kernels")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.only:
+        options.only = ["versions", *(name for name in options.only if name != "versions")]  # it finds the device
+    return options
 
 
 class Check:
