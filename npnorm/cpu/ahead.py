@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from .._plan import Backward, Forward
 from .machine import streaming_size
-from .specialize import WAIT, Key
+from .specialize import WAIT, Key, is_simple
 
 
 def needed(call: Forward | Backward) -> list[Key]:
@@ -23,7 +23,7 @@ def _forward(call: Forward) -> Iterator[Key]:
     if streaming_size() < float("inf"):
         yield plan, False, "stream"
     yield plan._replace(other=None), True, ""  # the residual has been added before
-    if not (plan.double or plan.other or plan.rstd):
+    if is_simple(plan):
         yield plan, False, "short"
         yield plan, False, "gather"
         yield plan, False, "apply"

@@ -10,7 +10,7 @@ from .layout import column_range
 from .machine import streaming_size
 from .rows import LEAF
 from .runs import run, run_shared
-from .specialize import kernel, total_kernel
+from .specialize import is_simple, kernel, total_kernel
 from .work import (
     JOB,
     SPLIT,
@@ -98,7 +98,7 @@ def _phase(plan, y, rows, cols, in_place):
     row = cols * y.itemsize
     if row >= LONG_ROW and rows * row >= STREAMED and not in_place:
         return "stream"
-    return "short" if cols <= SHORT and rows * cols >= SPLIT and _is_simple(plan) else ""
+    return "short" if cols <= SHORT and rows * cols >= SPLIT and is_simple(plan) else ""
 
 
 def _by_leaves(plan, arguments, rows):
@@ -117,12 +117,7 @@ def _by_leaves(plan, arguments, rows):
 
 def _is_wide(plan, rows, cols):
     """Whether threads had better share each row."""
-    return _is_simple(plan) and cols >= SPLIT and rows <= get_num_threads() // 2
-
-
-def _is_simple(plan):
-    """Whether there are special kernels for short and wide rows: not for options that few have."""
-    return not (plan.double or plan.other or plan.rstd)
+    return is_simple(plan) and cols >= SPLIT and rows <= get_num_threads() // 2
 
 
 def _kept(statistic, x, axes):

@@ -45,6 +45,11 @@ def kernel(plan: Plan, extreme: bool = False, phase: str = "") -> Callable[..., 
     return _kernels.get(key) or _compiled(key)
 
 
+def is_simple(plan: Plan) -> bool:
+    """Whether a forward plan has special kernels for short and wide rows: not with options that few have."""
+    return not (plan.double or plan.other or plan.rstd)
+
+
 def total_kernel(double: bool, gradient_format: str) -> Callable[..., Any]:
     """The compiled kernel that adds sums of blocks up, for gradients of a format."""
     key: Key = ("total", double, gradient_format)
