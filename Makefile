@@ -27,10 +27,10 @@ train: $(call extras,example) ## train a small GPT in plain NumPy: 2 minutes
 	@$(BIN)/python examples/train_tiny_gpt.py
 
 test: $(call extras,test example) $(VENV)/model ## run the tests and the doctests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	@$(BIN)/python -m pytest -n $(WORKERS)
 
 test-cuda: $(call extras,test cu13) ## compile the CUDA kernels and test what comes out: no GPU is needed
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests/cuda_compile
+	@$(BIN)/python -m pytest -n $(WORKERS) tests/cuda_compile
 
 check-gpu: $(call extras,test cu13) ## check and measure the CUDA backend on a GPU: 3 minutes, and the first time 3 more
 	@$(BIN)/python tests/gpu/check_gpu.py --json build/gpu.json --markdown build/gpu.md --budget $(BUDGET)

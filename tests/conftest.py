@@ -12,7 +12,7 @@ FOLDER = "NPNORM_CACHE_DIR"
 
 
 def pytest_configure(config):
-    gc.set_threshold(100_000)
+    gc.set_threshold(500_000)
     # pytest-xdist starts its workers later: they inherit the variable.
     if getattr(config.option, "numprocesses", None):
         # Training took 37 s in each of two workers, and 5 alone: threads of OpenBLAS that wait keep others from work.
@@ -21,19 +21,29 @@ def pytest_configure(config):
         config.cache_folder = os.environ[FOLDER] = tempfile.mkdtemp(prefix="npnorm-tests-")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config, items):
-    """Under `--dist loadgroup`, tests of a norm and a dtype, mostly float32 where they name none, run in one worker.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests of the same kernels run in one worker, since each process compiles anew what kernels have in common."""
+    from xdist.scheduler import LoadScopeScheduling
 
-    Kernels of different options call the same functions, which each process compiles anew: most of a compilation.
-    """
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        given = getattr(getattr(item, "callspec", None), "params", {})
-        if "norm" in given:
-            norm = getattr(given["norm"], "name", given["norm"])
-            item.add_marker(pytest.mark.xdist_group(f"{norm} {given.get('dtype', 'float32')}"))
+    class ByKernels(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return kernels_of(nodeid)
+
+    return ByKernels(config, log)
+
+
+def kernels_of(nodeid):
+    """What the tests of one worker have in common: a launch on CUDA; a norm and a dtype, mostly float32 where they name
+    none; else nothing but themselves."""
+    test, _, values = nodeid.removesuffix("]").partition("[")
+    if "cuda_compile" in test:
+        return values.split("-(")[0] or nodeid
+    norm, dtype = (
+        next((value for value in values.split("-") if value in known), None)
+        for known in (("layer_norm", "rms_norm"), ("float16", "bfloat16", "float32", "float64"))
+    )
+    return nodeid if norm is None else f"{norm} {dtype or 'float32'}"
 
 
 _ended = itertools.count(1)
@@ -42,7 +52,7 @@ _ended = itertools.count(1)
 def pytest_runtest_teardown():
     """Compilers keep many small objects, and to look through them all for garbage took 0.27 of the time of all tests:
     what has lived for some tests is not looked at again."""
-    if next(_ended) % 30 == 0:
+    if next(_ended) % 20 == 0:
         gc.collect()
         gc.freeze()
 

@@ -112,9 +112,8 @@ LAUNCHES = dict(launches())
 
 
 def named(condition=lambda spec: True):
-    """Launches by name; all tests of one run in the same process, which compiles it once."""
-    names = [name for name, launch in LAUNCHES.items() if condition(launch.spec)]
-    return pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names])
+    """Launches by name; all tests of one run in the same process (see conftest.py), which compiles it once."""
+    return pytest.mark.parametrize("name", [name for name, launch in LAUNCHES.items() if condition(launch.spec)])
 
 
 @functools.cache
@@ -260,7 +259,6 @@ def test_double_precision_is_for_scalars(name):
     assert sum(doubles.values()) <= allowed, doubles
 
 
-@pytest.mark.xdist_group("forward bfloat16 4096 layer")
 def test_the_mean_is_subtracted_in_two_steps():
     """No product is fused with a sum but where the kernel says so, and (x - high) - low stays two subtractions."""
     found = operations(text("forward bfloat16 4096 layer"))
