@@ -86,6 +86,12 @@ def add(data: Data, centered: bool) -> Call:
     return Call((x, data.matrix(), *parameters), options, outputs)
 
 
+def derivative(data: Data, centered: bool) -> Call:
+    x, dx, weight = data.matrix(), data.matrix(), data.vector()
+    options = {"dx": dx, "dweight": data.vector()} | ({"dbias": data.vector()} if centered else {})
+    return Call((x, weight), options, {"out": np.empty_like(x)})
+
+
 class Operation(NamedTuple):
     prepare: Callable[[Data, bool], Call]
     centered: bool
@@ -99,6 +105,8 @@ OPERATIONS = {
     "rms_norm_backward": Operation(backward, False, 3),
     "add_layer_norm": Operation(add, True, 4),
     "add_rms_norm": Operation(add, False, 4),
+    "layer_norm_jvp": Operation(derivative, True, 3),
+    "rms_norm_jvp": Operation(derivative, False, 3),
 }
 
 

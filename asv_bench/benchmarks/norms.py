@@ -44,6 +44,10 @@ class Add(Forward):
     ]
 
 
+class Derivative(Forward):
+    params = [["layer_norm_jvp", "rms_norm_jvp"], DTYPES, ["1x768", "512x768", "4096x768", "4096x4096"]]
+
+
 class Threads(_Sampled):
     """The ratio of two threads to one is among the targets."""
 
