@@ -159,17 +159,26 @@ def make_gather(spec):
             scaled(words, 0, values, row.scale)
 
     @device
-    def find_low(words, x_row, steps, shared, thread, group, limit, count, inverse, row):
-        """What rounding the given mean to float64 has lost; 0 if the mean is not the row's."""
+    def add_deviations(words, x_row, steps, thread, limit, row):
+        """Of a thread's part of the row, the sum of its deviations from the given mean, what that lost, and of their
+        squares."""
         values = cuda.local.array(chunk, kind)
-        total, error = zero, zero
+        total, error, squares = zero, zero, zero
         for k in range(steps):
             j = (k * threads + thread) * chunk
             if j < limit:
                 find_values(words, values, x_row, k, j, limit, row)
                 for i in range(chunk):
                     if whole or j + i < limit:
-                        total, error = add_exactly(total, error, values[i] - row.high)
+                        d = values[i] - row.high
+                        total, error = add_exactly(total, error, d)
+                        squares = fma(d, d, squares)
+        return total, error, squares
+
+    @device
+    def find_low(words, x_row, steps, shared, thread, group, limit, count, inverse, row):
+        """What rounding the given mean to float64 has lost; 0 if the mean is not the row's."""
+        total, error, _ = add_deviations(words, x_row, steps, thread, limit, row)
         low, _ = reduce_two(np.float64(total) + np.float64(error), 0.0, shared, thread, group, count, inverse, 0.0)
         low = low * inverse
         return low if abs(low) <= TRUSTED * (abs(row.high) + 1.0 / row.factor) else 0.0
@@ -178,17 +187,7 @@ def make_gather(spec):
     def find_beyond(words, x_row, steps, shared, thread, group, limit, count, inverse, row):
         """`low` and rstd of x·scale, where that of x is beyond float64: of numbers so small that the mean given has few
         digits. All differ from it by multiples of the smallest number, so their squares lose next to nothing."""
-        values = cuda.local.array(chunk, kind)
-        total, squares = zero, zero
-        for k in range(steps):
-            j = (k * threads + thread) * chunk
-            if j < limit:
-                find_values(words, values, x_row, k, j, limit, row)
-                for i in range(chunk):
-                    if whole or j + i < limit:
-                        d = values[i] - row.high
-                        total = total + d
-                        squares = fma(d, d, squares)
+        total, _, squares = add_deviations(words, x_row, steps, thread, limit, row)
         a, b = reduce_two(np.float64(total), np.float64(squares), shared, thread, group, count, inverse, 0.0)
         low = a * inverse if centered else 0.0
         return low, reciprocal_root((b - a * low) * inverse)

@@ -51,6 +51,15 @@ def make_sum_again(spec):
     return again
 
 
+@device
+def over_slices(totals, errors, column, value, error):
+    """The sum of a column, and its error: of the first slice, and of the others in order."""
+    for i in range(1, SLICES):
+        place = i * COLUMNS + column
+        value, error = add_exactly(value, error + errors[place], totals[place])
+    return value, error
+
+
 def make_total(spec):
     """The kernel that adds up partial sums."""
     plan = spec.plan
@@ -85,9 +94,7 @@ def make_total(spec):
         errors[thread] = error
         cuda.syncthreads()
         if part == 0:
-            for i in range(1, SLICES):
-                place = i * COLUMNS + column
-                value, error = add_exactly(value, error + errors[place], totals[place])
+            value, error = over_slices(totals, errors, column, value, error)
             value = finished(value, error)
             totals[thread] = value
             if here and (not overflows or abs(value) < np.inf):
@@ -106,9 +113,7 @@ def make_total(spec):
                 double_errors[thread] = exact_error
                 cuda.syncthreads()
                 if lost and part == 0:
-                    for i in range(1, SLICES):
-                        place = i * COLUMNS + column
-                        exact, exact_error = add_exactly(exact, exact_error + double_errors[place], doubles[place])
+                    exact, exact_error = over_slices(doubles, double_errors, column, exact, exact_error)
                     put_double(gradient, j, compensated(exact, exact_error))
 
     return total

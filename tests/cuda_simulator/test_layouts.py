@@ -190,13 +190,13 @@ def test_backward(norm, gpu, monkeypatch, mix, wide):
 
 @norms
 @pytest.mark.parametrize(
-    "lay, x, dy, parameter",
+    "lay, lay_x, x, dy, parameter",
     [
-        (np.array, *3 * ("float32",)), (sliced, *3 * ("bfloat16",)), (bytes_apart, "float16", "bfloat16", "float64"),
-        (both, *3 * ("float32",)),
+        (np.array, np.array, *3 * ("float32",)), (sliced, np.array, *3 * ("bfloat16",)),
+        (bytes_apart, byte_swapped, "float16", "bfloat16", "float64"), (both, bytes_apart, *3 * ("float32",)),
     ],
 )  # fmt: skip
-def test_sums_beyond_float32(norm, gpu, monkeypatch, lay, x, dy, parameter):
+def test_sums_beyond_float32(norm, gpu, monkeypatch, lay, lay_x, x, dy, parameter):
     """Terms, and sums of some of the rows, beyond float32, and dweight and dbias within; other columns keep their
     bits."""
     for module in (table, total):
@@ -212,7 +212,7 @@ def test_sums_beyond_float32(norm, gpu, monkeypatch, lay, x, dy, parameter):
     rows[9, 7] = np.nan
     rows[:, 8] = 3e38
     rows[7, 9], rows[8, 10] = np.inf, -np.inf
-    gradients = norm.backward(*put(gpu, lay(dy), lay(x), weight), output_mask=mask)
+    gradients = norm.backward(*put(gpu, lay(dy), lay_x(x), weight), output_mask=mask)
     dweight, dbias = content(gpu, *gradients[1:])
     check_backward(norm, NormGradients(None, dweight, dbias), dy, x, weight)
     assert np.isfinite(dbias[[3, 6, 18]]).all()
