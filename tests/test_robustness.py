@@ -22,6 +22,7 @@ from bounds import assert_same_bits
 from table import NORMS, random
 
 import npnorm
+from npnorm.cpu import machine
 
 PACKAGE = Path(npnorm.__file__).parent
 TESTS = Path(__file__).parent
@@ -875,3 +876,12 @@ def test_the_python_build_is_part_of_the_key(monkeypatch):
         monkeypatch.setattr(cache, "EXTENSION_SUFFIXES", [suffix])
         names.add(cache.KernelCache("a kernel")._file_name("its types", cpu_target.target_context))
     assert len(names) == 2
+
+
+@pytest.mark.parametrize(("size", "streamed"), [(2**25, 2**24), (504 * 2**20, 2**25), (0, 2**24)])
+def test_outputs_go_past_a_cache_that_is_no_share_of_a_server(monkeypatch, size, streamed):
+    """A virtual machine sees the whole last cache of its host, 504 MB, of which its cores get a small part."""
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(machine, "_read_size", lambda path: size)
+    monkeypatch.setattr(machine, "glob", lambda pattern: ["size"])
+    assert machine.streaming_size() == streamed

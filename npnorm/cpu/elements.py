@@ -1,29 +1,16 @@
-"""Elements moved between memory and the compute dtype, and lines of the cache.
-
-An array of float16 arrives as int16 and one of bfloat16 as uint16, since Numba knows neither: the
-integer type names the format. Conversions are LLVM code of a single width without branches, so the
-loops around them vectorize.
-"""
+"""Elements moved between memory and the compute dtype, and lines of the cache."""
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from .arrays import LINE
+from .formats import BFLOAT, as_float, even_and_odd, halves, narrow, resize, stored_form, widen
 from .lanes import Lanes, spread
 
-HALF, BFLOAT = types.int16, types.uint16
-_I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
-_F16, _F32, _F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+_I32, _I64, _F64 = ir.IntType(32), ir.IntType(64), ir.DoubleType()
 _OUTPUTS = 6  # the most arrays that one loop writes
-
-
-def has_half_instructions():
-    """Whether the CPU compiled for converts float16 itself. Where it cannot, LLVM would call a missing function."""
-    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
-    return triple.startswith(("aarch64", "arm64")) or "+f16c" in features.split(",")
 
 
 # Lines of the cache
@@ -46,7 +33,16 @@ def to_line(typingctx, vector):
 @intrinsic
 def line_of(typingctx, value, vector):
     """A float32 or float64 value in as many lanes as a cache line has elements of the vector."""
-    kind = Lanes(value, LINE * 8 // vector.dtype.bitwidth)
+    kind = Lanes(value, LINE * 8 // vector.dtype.bitwidth, vector.dtype == BFLOAT)
+    return kind(value, vector), lambda context, builder, signature, args: spread(builder, args[0], kind.count)
+
+
+@intrinsic
+def pairs_of(typingctx, value, vector):
+    """`line_of` for a vector of bfloat16, whose lanes are paired; None for others."""
+    if vector.dtype != BFLOAT:
+        return types.none(value, vector), lambda context, builder, signature, args: context.get_dummy_value()
+    kind = Lanes(value, LINE * 8 // vector.dtype.bitwidth, True)
     return kind(value, vector), lambda context, builder, signature, args: spread(builder, args[0], kind.count)
 
 
@@ -55,7 +51,7 @@ def stream(typingctx, vector, j, values):
     """`store` of a whole cache line, which is not brought into the cache. vector[j] must begin a line."""
 
     def codegen(context, builder, signature, args):
-        number = _narrow(builder, args[2], vector.dtype)
+        number = stored_form(builder, args[2], vector.dtype, values)
         _stream(builder, number, _place(context, builder, vector, args, values))
         return context.get_dummy_value()
 
@@ -127,9 +123,28 @@ def load(typingctx, vector, j, like):
     def codegen(context, builder, signature, args):
         instruction = _read(context, builder, vector, args, like)
         instruction.set_metadata("noalias", _scopes(builder, range(_OUTPUTS)))
-        return _widen(builder, instruction, vector.dtype, context.get_value_type(like))
+        return widen(builder, instruction, vector.dtype, like, context.get_value_type(like))
 
     return like(vector, types.intp, like), codegen
+
+
+@intrinsic
+def load_both(typingctx, vector, j, like):
+    """The next elements twice as many as `like` has lanes, each in one of two results; pairs of bfloat16 are parted,
+    which takes fewer instructions than to spread them out."""
+    kind = types.UniTuple(like, 2)
+
+    def codegen(context, builder, signature, args):
+        values = _read(context, builder, vector, args, Lanes(like.dtype, 2 * like.count))
+        values.set_metadata("noalias", _scopes(builder, range(_OUTPUTS)))
+        if vector.dtype == BFLOAT:
+            parts = even_and_odd(builder, values)
+        else:
+            parts = [as_float(builder, part, vector.dtype) for part in halves(builder, values)]
+        wide = [resize(builder, part, context.get_value_type(like)) for part in parts]
+        return context.make_tuple(builder, kind, wide)
+
+    return kind(vector, types.intp, like), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -140,7 +155,7 @@ def store(typingctx, vector, j, value, output):
     value = types.unliteral(value)
 
     def codegen(context, builder, signature, args):
-        number = _narrow(builder, args[2], vector.dtype)
+        number = stored_form(builder, args[2], vector.dtype, value)
         pointer = _place(context, builder, vector, args, value)
         instruction = builder.store(number, pointer)
         instruction.align = vector.dtype.bitwidth // 8
@@ -187,8 +202,8 @@ def rounded(typingctx, value, vector):
         return value(value, vector), lambda context, builder, signature, args: args[0]
 
     def codegen(context, builder, signature, args):
-        number = _narrow(builder, args[0], vector.dtype)
-        return _widen(builder, number, vector.dtype, args[0].type)
+        number = narrow(builder, args[0], vector.dtype)
+        return resize(builder, as_float(builder, number, vector.dtype), args[0].type)
 
     return value(value, vector), codegen
 
@@ -211,9 +226,8 @@ def _with_element(value, vector, operation):
             return args[0]
         number = _read(context, builder, vector, args[1:], value)
         number.set_metadata("noalias", _scopes(builder, range(_OUTPUTS)))
-        return getattr(builder, operation)(
-            args[0], _widen(builder, number, vector.dtype, args[0].type)
-        )
+        number = widen(builder, number, vector.dtype, value, args[0].type)
+        return getattr(builder, operation)(args[0], number)
 
     return codegen
 
@@ -252,115 +266,3 @@ def _scopes(builder, outputs):
             for i in outputs
         ]
     )
-
-
-# Formats
-
-
-def _llvm_type(dtype):
-    return {types.float32: _F32, types.float64: _F64}[dtype]
-
-
-def _as(kind, value):
-    """An LLVM type of elements, or a vector of them where the value is one."""
-    return ir.VectorType(kind, value.type.count) if isinstance(value.type, ir.VectorType) else kind
-
-
-def _constant(value, number):
-    """A number, or a vector of it, of the value's type."""
-    if isinstance(value.type, ir.VectorType):
-        return ir.Constant(value.type, [number] * value.type.count)
-    return ir.Constant(value.type, number)
-
-
-def _widen(builder, value, dtype, target):
-    """The exact value of a stored element as a float32 or float64."""
-    if dtype == HALF:
-        value = _half_to_float(builder, value)
-    elif dtype == BFLOAT:
-        bits = builder.zext(value, _as(_I32, value))
-        value = builder.bitcast(builder.shl(bits, _constant(bits, 16)), _as(_F32, value))
-    return _resize(builder, value, target)
-
-
-def _resize(builder, value, target):
-    if value.type == target:
-        return value
-    wider = target == _as(_F64, value)
-    return builder.fpext(value, target) if wider else builder.fptrunc(value, target)
-
-
-def _narrow(builder, value, dtype):
-    """A float32 or float64 rounded once, to nearest even, to an element's format."""
-    if dtype in (types.float32, types.float64):
-        return _resize(builder, value, _as(_llvm_type(dtype), value))
-    if value.type == _F64:
-        value = _round_to_odd(builder, value)
-    return _float_to_half(builder, value) if dtype == HALF else _float_to_bfloat(builder, value)
-
-
-def _round_to_odd(builder, value):
-    """float64 to float32 such that rounding it to 16 bits is as if that were done at once.
-
-    S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
-    rounding to odd", IEEE Transactions on Computers 57, 2008.
-    """
-    integer = _as(_I32, value)
-    nearest = builder.fptrunc(value, _as(_F32, value))
-    back = builder.fpext(nearest, value.type)
-    bits = builder.bitcast(nearest, integer)
-    magnitude, magnitude_back = (_magnitude64(builder, v) for v in (value, back))
-    beyond = builder.zext(builder.fcmp_ordered(">", magnitude_back, magnitude), integer)
-    inexact = builder.zext(builder.fcmp_unordered("!=", back, value), integer)
-    bits = builder.or_(builder.sub(bits, beyond), inexact)
-    return builder.bitcast(bits, nearest.type)
-
-
-def _magnitude64(builder, value):
-    bits = builder.bitcast(value, _as(_I64, value))
-    return builder.bitcast(builder.and_(bits, _constant(bits, (1 << 63) - 1)), value.type)
-
-
-def _float_to_bfloat(builder, value):
-    bits = builder.bitcast(value, _as(_I32, value))
-    even = builder.and_(builder.lshr(bits, _constant(bits, 16)), _constant(bits, 1))
-    near = builder.add(bits, builder.add(even, _constant(bits, 0x7FFF)))
-    # A NaN that an operation made or passed on is quiet, so its upper half is one too.
-    is_nan = builder.fcmp_unordered("uno", value, value)
-    upper = builder.lshr(builder.select(is_nan, bits, near), _constant(bits, 16))
-    return builder.trunc(upper, _as(_I16, value))
-
-
-def _half_to_float(builder, bits):
-    if has_half_instructions():
-        return builder.fpext(builder.bitcast(bits, _as(_F16, bits)), _as(_F32, bits))
-    bits = builder.zext(bits, _as(_I32, bits))
-    sign = builder.shl(builder.and_(bits, _constant(bits, 0x8000)), _constant(bits, 16))
-    magnitude = builder.and_(bits, _constant(bits, 0x7FFF))
-    # Exponent and fraction in their float32 places, 2^112 too small: the product mends that, for
-    # subnormals too.
-    small = builder.bitcast(builder.shl(magnitude, _constant(bits, 13)), _as(_F32, bits))
-    number = builder.bitcast(builder.fmul(small, _constant(small, 2.0**112)), bits.type)
-    special = builder.icmp_unsigned(">=", magnitude, _constant(bits, 0x7C00))
-    exponent = builder.select(special, _constant(bits, 0x7F800000), _constant(bits, 0))
-    return builder.bitcast(builder.or_(builder.or_(number, exponent), sign), _as(_F32, bits))
-
-
-def _float_to_half(builder, value):
-    if has_half_instructions():
-        return builder.bitcast(builder.fptrunc(value, _as(_F16, value)), _as(_I16, value))
-    bits = builder.bitcast(value, _as(_I32, value))
-    sign = builder.and_(builder.lshr(bits, _constant(bits, 16)), _constant(bits, 0x8000))
-    magnitude = builder.and_(bits, _constant(bits, 0x7FFFFFFF))
-    even = builder.and_(builder.lshr(magnitude, _constant(bits, 13)), _constant(bits, 1))
-    normal = builder.add(builder.add(magnitude, even), _constant(bits, 0xFFF - (112 << 23)))
-    normal = builder.lshr(normal, _constant(bits, 13))
-    # Below 2^-14 the spacing is 2^-24, the spacing of float32 from 0.5: adding 0.5 rounds.
-    tiny = builder.fadd(builder.bitcast(magnitude, value.type), _constant(value, 0.5))
-    tiny = builder.sub(builder.bitcast(tiny, bits.type), _constant(bits, 0x3F000000))
-    number = builder.select(builder.icmp_unsigned("<", magnitude, _constant(bits, 0x38800000)), tiny, normal)
-    infinite = builder.icmp_unsigned(">=", magnitude, _constant(bits, 0x47800000))
-    number = builder.select(infinite, _constant(bits, 0x7C00), number)
-    is_nan = builder.icmp_unsigned(">", magnitude, _constant(bits, 0x7F800000))
-    number = builder.select(is_nan, _constant(bits, 0x7E00), number)
-    return builder.trunc(builder.or_(number, sign), _as(_I16, value))

@@ -4,10 +4,10 @@ from numba import njit
 
 from .arrays import row
 from .lanes import all_less, first_lane, four_lanes, pushed
+from .options import STRICT
 from .rows import (
     FAR,
     LIMIT,
-    STRICT,
     in_compute_dtype,
     leaf_sums,
     mean_and_rstd,

@@ -11,29 +11,25 @@ import math
 from numba import njit
 
 from .arrays import part
-from .elements import line_of, load, multiply_add, scaled, shifted, store, stored, stream
+from .elements import load, multiply_add, scaled, shifted, store, stored
 from .lanes import lane_count, lane_sum, lanes
+from .options import STRICT
 from .rows import (
     LEAF,
     LEAF_DOUBLE,
     LIMIT,
-    STRICT,
     add_exactly,
     centred,
     compensated,
     extreme_statistics,
-    fetch,
-    finish_edge,
-    hold_edge,
     in_compute_dtype,
     is_ordinary,
     mean_pair,
     normalized,
-    release,
     row_sums,
     statistics,
-    whole_lines,
 )
+from .writing import fetch, release, write_row
 
 PARAMETERS = 7
 SCALE, HIGH, LOW, RSTD, MEAN_G, MEAN_GX, MODERATE = range(PARAMETERS)
@@ -308,47 +304,28 @@ def gradient(g, normal, scale, rstd, mean_g, mean_gx):
 
 
 @njit(**STRICT)
-def gradient_at(dy, x, weight, dresidual, j, scale, high, low, rstd, mean_g, mean_gx):
+def gradient_at(inputs, j, parameters, rstd):
     """dx[j], dresidual added, in the dtype of rstd; as many elements as that has lanes."""
+    dy, x, weight, dresidual = inputs
+    scale, high, low, mean_g, mean_gx = parameters
     normal = normalized(x, j, scale, high, low, rstd)
     g = gradient(scaled(load(dy, j, rstd), weight, j), normal, scale, rstd, mean_g, mean_gx)
     return shifted(g, dresidual, j)
 
 
 @njit(**STRICT)
-def write_elements(dy, x, weight, dresidual, dx, scale, parameters, x_next, dx_next, edge, held):
-    """dx of one row; returns how many elements are held now. With an edge, stores go past the cache, and x_next is
-    fetched."""
-    high, low, rstd, mean_g, mean_gx = parameters
-    head, tail = whole_lines(dx, edge)
-    if edge is None:
-        for j in range(head):
-            store(dx, j, gradient_at(dy, x, weight, dresidual, j, scale, high, low, rstd, mean_g, mean_gx), 0)
-    else:
-        step, many = edge.size, line_of(rstd, dx)
-        for j in range(head):
-            g = gradient_at(dy, x, weight, dresidual, j, scale, high, low, rstd, mean_g, mean_gx)
-            store(edge, step - head + j, g, 0)
-        finish_edge(edge, held, dx, head)
-        for j in range(head, tail, step):
-            fetch(x_next, j, step)
-            stream(dx, j, gradient_at(dy, x, weight, dresidual, j, scale, high, low, many, mean_g, mean_gx))
-        for j in range(tail, dx.size):
-            g = gradient_at(dy, x, weight, dresidual, j, scale, high, low, rstd, mean_g, mean_gx)
-            store(edge, j - tail, g, 0)
-        held = hold_edge(edge, dx.size - tail, dx, dx_next)
-    return held
-
-
-@njit(**STRICT)
 def write_gradient(found, dy, x, weight, dresidual, dx, centered, double, extreme, x_next, dx_next, edge, held):
-    """dx of one row; in float64, and not past the cache, if it is extreme, or dy is."""
+    """dx of one row; in float64, and not past the cache, if it is extreme, or dy is. Returns how many elements are held
+    now. With an edge, x_next is fetched."""
+    inputs = (dy, x, weight, dresidual)
     if extreme is None and (double is not None or found[MODERATE] == 1.0):
-        parameters = parameters_of(found, centered, double)
-        held = write_elements(dy, x, weight, dresidual, dx, None, parameters, x_next, dx_next, edge, held)
+        high, low, rstd, mean_g, mean_gx = parameters_of(found, centered, double)
+        parameters = (None, high, low, mean_g, mean_gx)
+        held = write_row(gradient_at, inputs, parameters, rstd, dx, x_next, 1, dx_next, edge, held)
     else:
         if edge is not None:
             release(edge, held, dx)
-        parameters = parameters_of(found, centered, True)
-        held = write_elements(dy, x, weight, dresidual, dx, scale_of(found, extreme), parameters, None, None, None, 0)
+        high, low, rstd, mean_g, mean_gx = parameters_of(found, centered, True)
+        parameters = (scale_of(found, extreme), high, low, mean_g, mean_gx)
+        held = write_row(gradient_at, inputs, parameters, rstd, dx, None, 1, None, None, 0)
     return held

@@ -26,12 +26,12 @@ from .rows import (
     mean_and_rstd,
     mean_pair,
     put_leaf_sums,
-    release,
     statistics,
     unscaled,
     write_normalized,
     write_sum,
 )
+from .writing import release
 
 COLUMNS = 512
 """Columns of dweight and dbias that are added to at once: with the rows' they stay in the first cache,

@@ -19,11 +19,11 @@ _I32 = ir.IntType(32)
 
 
 class Lanes(types.Type):
-    """`count` numbers of type `dtype`."""
+    """`count` numbers of type `dtype`; if they are `paired`, those of even places come before those of odd ones."""
 
-    def __init__(self, dtype, count):
-        self.dtype, self.count = dtype, count
-        super().__init__(name=f"npnorm.Lanes({dtype}, {count})")
+    def __init__(self, dtype, count, paired=False):
+        self.dtype, self.count, self.paired = dtype, count, paired
+        super().__init__(name=f"npnorm.Lanes({dtype}, {count}, {paired})")
 
 
 @register_model(Lanes)

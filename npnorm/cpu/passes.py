@@ -4,7 +4,7 @@ from numba import njit
 
 from .arrays import part, row
 from .gradients import PARAMETERS, add_leaf, errors_of, put_means, statistics_of, widest, write_gradient
-from .rows import STRICT
+from .options import STRICT
 
 
 @njit(**STRICT)

@@ -14,28 +14,11 @@ import math
 import numpy as np
 from numba import njit
 
-from .arrays import LINE, is_followed_by, part
-from .elements import (
-    line_of,
-    load,
-    multiply_add,
-    prefetch,
-    rounded,
-    scaled,
-    shifted,
-    store,
-    stream,
-    stream_line,
-    to_line,
-)
+from .arrays import part
+from .elements import load, load_both, multiply_add, rounded, scaled, shifted, store
 from .lanes import lane_count, lane_sum, lanes
-
-# `fastmath` must be said: left out, it is inherited from whichever caller is compiled first. Nothing but
-# kernels calls these functions, so they need no ways in from Python and C, which took a third of a compilation.
-STRICT = {
-    "nogil": True, "forceinline": True, "error_model": "numpy", "fastmath": False,
-    "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
-}
+from .options import STRICT
+from .writing import fetch, write_row
 
 LEAF = 4096
 """Columns that are summed at once. Leaves are added in order, so threads can share a row without changing a bit."""
@@ -52,14 +35,6 @@ FAR = 2.0**16
 
 
 # Sums
-
-
-@njit(**STRICT)
-def fetch(x, start, size):
-    """Ask for a part of a row that is about to be read, unless x is None."""
-    if x is not None:
-        for j in range(start, start + size, LINE // x.itemsize):
-            prefetch(x, j)
 
 
 @njit(**STRICT)
@@ -80,13 +55,25 @@ def compensated(total, error):
 @njit(**STRICT)
 def add_deviation(sums, x, j, scale, shift):
     """The sums of d and d², d = x·scale - shift, with element j, or as many as they have lanes."""
+    return with_deviation(sums, load(x, j, sums[0]), scale, shift)
+
+
+@njit(**STRICT)
+def with_deviation(sums, d, scale, shift):
+    """The sums of d and d², d = value·scale - shift, with a value, or one for each lane."""
     total, squares = sums
-    d = load(x, j, total)
     if scale is not None:
         d = d * scale
     if shift is not None:
         d = d - shift
     return total + d, multiply_add(d, d, squares)
+
+
+@njit(**STRICT)
+def add_deviations(sums, sums_2, x, j, scale, shift):
+    """`add_deviation` to two sums of lanes, with the next elements in the order that is the cheapest."""
+    one, other = load_both(x, j, sums[0])
+    return with_deviation(sums, one, scale, shift), with_deviation(sums_2, other, scale, shift)
 
 
 @njit(**STRICT)
@@ -101,15 +88,11 @@ def leaf_sums(x, scale, shift, centered, following):
     whole = x.size - x.size % step
     for j in range(0, whole, step):
         fetch(following, j // 2, step // 2)
-        a = add_deviation(a, x, j, scale, shift)
-        b = add_deviation(b, x, j + count, scale, shift)
-        c = add_deviation(c, x, j + 2 * count, scale, shift)
-        d = add_deviation(d, x, j + 3 * count, scale, shift)
+        a, b = add_deviations(a, b, x, j, scale, shift)
+        c, d = add_deviations(c, d, x, j + 2 * count, scale, shift)
         if centered is None:
-            e = add_deviation(e, x, j + 4 * count, scale, shift)
-            f = add_deviation(f, x, j + 5 * count, scale, shift)
-            g = add_deviation(g, x, j + 6 * count, scale, shift)
-            h = add_deviation(h, x, j + 7 * count, scale, shift)
+            e, f = add_deviations(e, f, x, j + 4 * count, scale, shift)
+            g, h = add_deviations(g, h, x, j + 6 * count, scale, shift)
     even = x.size - x.size % count
     for j in range(whole, even, count):
         a, b = b, add_deviation(a, x, j, scale, shift)
@@ -300,78 +283,24 @@ def normalized(x, j, scale, high, low, rstd):
 
 
 @njit(**STRICT)
-def output(x, weight, bias, j, scale, high, low, rstd, rounding):
+def output(inputs, j, parameters, rstd):
     """x̂[j]·weight[j] + bias[j]; x̂ is rounded to the format of `rounding` first, unless that is None."""
+    x, weight, bias = inputs
+    scale, high, low, rounding = parameters
     value = rounded(normalized(x, j, scale, high, low, rstd), rounding)
     return shifted(scaled(value, weight, j), bias, j)
 
 
 @njit(**STRICT)
-def whole_lines(y, edge):
-    """From where to where y is written line by line, past the cache: nowhere, unless there is an edge."""
-    if edge is None:
-        return y.size, y.size
-    head = min(to_line(y), y.size)
-    return head, head + (y.size - head) // edge.size * edge.size
-
-
-# Rows that follow each other share lines, which are written when they are whole: `edge` has what one row has for
-# such a line, `held` elements, until the next row completes it. Written with ordinary stores, those lines had to be
-# read first: 16384 x 512 took 3.8 ms, where rows begin and end with lines 1.9.
-
-
-@njit(**STRICT)
-def finish_edge(edge, held, y, head):
-    """Write the line that ends with y[:head], the last elements of the edge, or as much of it as is there."""
-    if held > 0:
-        stream_line(edge, y, -held)
-    else:
-        for j in range(head):
-            y[j] = edge[edge.size - head + j]
-
-
-@njit(**STRICT)
-def release(edge, held, y):
-    """Write what is held, which stands before y."""
-    target = part(y, -held, held)
-    for j in range(held):
-        target[j] = edge[j]
-
-
-@njit(**STRICT)
-def hold_edge(edge, held, y, following):
-    """How many of the last elements of y are held for the line that the next row of outputs completes."""
-    if is_followed_by(y, following):
-        return held
-    release(edge, held, part(y, y.size, 0))
-    return 0
-
-
-@njit(**STRICT)
 def write_normalized(x, weight, bias, y, scale, high, low, rstd, rounding, x_next, y_next, edge, held):
-    """y = `output`; returns how many elements are held now. With an edge, stores go past the cache, and the second half
-    of x_next is fetched.
+    """y = `output`; returns how many elements are held now. With an edge, the second half of x_next is fetched.
 
-    Ordinary stores read a line of y from memory before they write it. 4096 x 4096 of float32 took 1.8 times a copy
-    with those, 1.4 if all of the next row was fetched here, and takes 0.95 with half of it fetched during the sums:
-    memory is never idle.
+    4096 x 4096 of float32 took 1.8 times a copy with ordinary stores, 1.4 past the cache if all of the next row was
+    fetched here, and takes 0.95 with half of it fetched during the sums: memory is never idle.
     """
-    head, tail = whole_lines(y, edge)
-    if edge is None:
-        for j in range(head):
-            store(y, j, output(x, weight, bias, j, scale, high, low, rstd, rounding), 0)
-    else:
-        step, many = edge.size, line_of(rstd, y)
-        for j in range(head):
-            store(edge, step - head + j, output(x, weight, bias, j, scale, high, low, rstd, rounding), 0)
-        finish_edge(edge, held, y, head)
-        for j in range(head, tail, step):
-            fetch(x_next, (x.size + j) // 2, step // 2)
-            stream(y, j, output(x, weight, bias, j, scale, high, low, many, rounding))
-        for j in range(tail, y.size):
-            store(edge, j - tail, output(x, weight, bias, j, scale, high, low, rstd, rounding), 0)
-        held = hold_edge(edge, y.size - tail, y, y_next)
-    return held
+    inputs, parameters = (x, weight, bias), (scale, high, low, rounding)
+    second_half = part(x_next, x.size // 2, x.size - x.size // 2)
+    return write_row(output, inputs, parameters, rstd, y, second_half, 2, y_next, edge, held)
 
 
 @njit(**STRICT)
