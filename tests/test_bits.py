@@ -7,6 +7,7 @@ from table import DTYPES, HALVES, MIXED, NORMS, PARAMETERS, parameters, random
 from zoo import LAYOUTS, LEADS, assert_only_written, byte_swapped, every_other_column, poisoned
 
 import npnorm
+from npnorm.cpu import launch, quick
 
 pytestmark = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.name)
 
@@ -542,3 +543,28 @@ def test_wide_gradients(norm, dtype, threads):
             strided = np.concatenate([x, x], axis=1)[:, ::2][:, :cols]  # has no view as rows
             strided[...] = x
             assert_all_same(norm.backward(dy, strided, weight)._asdict(), expected._asdict())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_that_share_the_gradients_of_a_row(norm, dtype, monkeypatch, threads):
+    """Leaves of a row on several threads, with known statistics; rows of extreme size, NaN and huge dy among them."""
+    cols = 2**17 + 4097
+    dy, x = random((5, cols), dtype, 1), random((5, cols), dtype, 2, offset=2.0)
+    weight = random(cols, dtype, 3)
+    if dtype != "float16":
+        x[1] *= DTYPES[dtype].type(SMALLEST[dtype])
+        dy[4] *= DTYPES[dtype].type(1e36)
+    x[3, 70000] = np.nan
+    statistics = norm.forward(x, weight, return_stats=True)._asdict()
+    del statistics["y"]
+    for some in (slice(0, 1), slice(1, 2), slice(0, 2), slice(None)):
+        given = {name: kept[some] for name, kept in statistics.items()}
+        with monkeypatch.context() as patch, np.errstate(all="ignore"):
+            patch.setattr(launch, "WIDE", 2**30)  # by rows
+            patch.setattr(quick, "WIDE", 2**30)
+            threads(1)
+            expected = norm.backward(dy[some], x[some], weight)._asdict()
+        for count in (1, 2, 3, 7):
+            threads(count)
+            assert_all_same(norm.backward(dy[some], x[some], weight, **given)._asdict(), expected)
+            assert_all_same(norm.backward(dy[some], x[some], weight)._asdict(), expected)

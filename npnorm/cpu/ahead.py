@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from .._plan import Backward, Forward
 from .machine import streaming_size
-from .specialize import WAIT, Key, is_simple
+from .specialize import MEANS, WAIT, Key, apply_plan, gather_plan, is_simple
 
 
 def needed(call: Forward | Backward) -> list[Key]:
@@ -33,13 +33,13 @@ def _backward(call: Backward) -> Iterator[Key]:
     plan = call.plan
     if not any(call.mask):
         return
-    gather = plan._replace(out=None, dweight=None, dbias=None, dresidual=None)
-    for part, phase in (
-        (plan, ""), (gather, "gather"), (plan._replace(mean=None, rstd=None), "apply")
-    ):  # fmt: skip
+    gradient = plan.weight or plan.x
+    for part, phase in ((plan, ""), (gather_plan(plan), "gather"), (apply_plan(plan, gradient), "apply")):
         yield part, False, phase
         yield part, True, phase
+    if not plan.double:
+        yield MEANS
     if plan.out and streaming_size() < float("inf"):
         yield plan, False, "stream"
     if plan.dweight or plan.dbias:
-        yield "total", plan.double, plan.weight or plan.x
+        yield "total", plan.double, gradient

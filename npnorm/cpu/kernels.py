@@ -12,7 +12,7 @@ from .arrays import part, row, rows, stack, stack_line, vector
 from .elements import finish_streaming, store
 from .fours import write_four
 from .gradients import PARAMETERS, SCALE, put_statistics
-from .passes import add_rows, ahead, gather_rows, write_rows
+from .passes import ahead, gather_rows, write_rows
 from .rows import (
     LEAF,
     add_exactly,
@@ -32,10 +32,6 @@ from .rows import (
     write_sum,
 )
 from .writing import release
-
-COLUMNS = 512
-"""Columns of dweight and dbias that are added to at once: with the rows' they stay in the first cache,
-without which a pass over 8192 x 768 took 1.5 times as long."""
 
 NARROW = 512
 """Columns up to which rows from memory are better read one by one than in pairs: their sums stay in the first cache."""
@@ -155,65 +151,45 @@ def make_total(double):
     return total
 
 
-def make_backward(centered, double, extreme, gather, apply, stream):
-    """The backward kernel: `gather` finds the parameters of rows, `apply` uses them.
+def make_backward(centered, double, extreme, stream):
+    """The backward kernel, for all columns of a row at once.
 
-    Most rows are gathered and applied at once: in pairs, if dweight or dbias is wanted. Very wide rows are
-    all gathered first, then applied range by range of columns, so that threads can share a row;
-    `parameters` has a place for each. `stream` is for arrays larger than the cache, with a dx that shares
-    no memory with dy and x: dx is written past the cache, while the next rows are fetched. All of these give the
-    same bits.
+    Rows are done in pairs, if dweight or dbias is wanted. `stream` is for arrays larger than the cache, with a dx that
+    shares no memory with dy and x: dx is written past the cache, while the next rows are fetched. That has the same
+    bits, and so have the kernels for very wide rows.
     """
-    at_once = True if gather is not None and apply is not None else None
 
-    def backward(
-        dy, x, weight, dresidual, mean, rstd, parameters, dx, dweight, dbias, eps, cols, start, stop
-    ):  # fmt: skip
+    def backward(dy, x, weight, dresidual, mean, rstd, dx, dweight, dbias, eps, cols, start, stop):
         """dx = (g - mean(g) - x̂·mean(g·x̂))·rstd, g = dy·weight; dweight += Σ dy·x̂; dbias += Σ dy."""
         dy_rows, x_rows, dx_rows = rows(dy, cols), rows(x, cols), rows(dx, cols)
         dresidual_rows, weights = rows(dresidual, cols), vector(weight, cols)
         means, rstds = vector(mean, stop), vector(rstd, stop)
         sums_size = cols if double is None else 2 * cols
         dweights, dbiases = vector(dweight, sums_size), vector(dbias, sums_size)
-        found = stack(PAIR_PARAMETERS) if at_once is not None else vector(parameters, PARAMETERS * stop)
+        found = stack(PAIR_PARAMETERS)
         size = 1 if dweight is None and dbias is None or stream is not None and cols <= NARROW else 2
         edge, held = stack_line(dx_rows if stream is not None else None), 0
         reached = start
         while reached < stop:
             first, last = reached, min(reached + size, stop)
-            base = first if at_once is not None else 0
             while reached < last:
-                own = part(found, PARAMETERS * (reached - base), PARAMETERS)
-                if gather is not None:
-                    put_statistics(own, row(x_rows, reached), means, rstds, reached, eps, centered, double, extreme)
+                own = part(found, PARAMETERS * (reached - first), PARAMETERS)
+                put_statistics(own, row(x_rows, reached), means, rstds, reached, eps, centered, double, extreme)
                 if extreme is None:
                     if own[SCALE] != 0.0:
                         break
                 elif reached > start and own[SCALE] == 0.0:
                     break
                 reached += 1
-            if gather is not None:
-                gather_rows(
-                    found, base, dy_rows, x_rows, weights, dweights, dbiases, first, reached, stop,
-                    centered, double, extreme, stream,
+            gather_rows(
+                found, dy_rows, x_rows, weights, dweights, dbiases, first, reached, stop,
+                centered, double, extreme, stream,
+            )  # fmt: skip
+            if dx is not None:
+                held = write_rows(
+                    found, first, dy_rows, x_rows, weights, dresidual_rows, dx_rows, first, reached, stop,
+                    0, cols, centered, double, extreme, stream, edge, held,
                 )  # fmt: skip
-                if dx is not None:
-                    held = write_rows(
-                        found, base, dy_rows, x_rows, weights, dresidual_rows, dx_rows, first, reached, stop,
-                        0, cols, centered, double, extreme, stream, edge, held,
-                    )  # fmt: skip
-            else:
-                for column in range(0, cols, COLUMNS):
-                    block = min(COLUMNS, cols - column)
-                    add_rows(
-                        found, base, dy_rows, x_rows, dweights, dbiases, first, reached, cols, column, block,
-                        centered, double, extreme,
-                    )  # fmt: skip
-                    if dx is not None:
-                        write_rows(
-                            found, base, dy_rows, x_rows, weights, dresidual_rows, dx_rows, first, reached, stop,
-                            column, block, centered, double, extreme, None, None, 0,
-                        )  # fmt: skip
             if reached < last:
                 break
         if stream is not None:

@@ -42,15 +42,6 @@ def _merged(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int
     return merged
 
 
-def column_range(view: Array | None, rows: int, cols: int, start: int, stop: int) -> Array | None:
-    """Columns start to stop of a view as kernels take it; None of None."""
-    if view is None:
-        return None
-    if view.flags.c_contiguous:
-        view = view.reshape(1, rows, cols)
-    return view[:, :, start:stop]
-
-
 class Rows:
     """Rows of an array for kernels: parts of a view, or copies of a few rows where there is no view that can be cut."""
 

@@ -3,8 +3,10 @@
 from numba import njit
 
 from .arrays import part, row
+from .elements import store
 from .gradients import PARAMETERS, add_leaf, errors_of, put_means, statistics_of, widest, write_gradient
 from .options import STRICT
+from .rows import compensated
 
 
 @njit(**STRICT)
@@ -15,15 +17,16 @@ def ahead(rows, i, end, stream):
 
 @njit(**STRICT)
 def gather_rows(
-    found, base, dy_rows, x_rows, weight, dweight, dbias, first, stop, end, centered, double, extreme, stream
+    found, dy_rows, x_rows, weight, dweight, dbias, first, stop, end, centered, double, extreme, stream
 ):  # fmt: skip
-    """`put_means` of rows first to stop, ordinary float32 rows two at a time: half the traffic with the sums.
+    """`put_means` of rows first to stop, whose parameters `found` has, ordinary float32 rows two at a time: half the
+    traffic with the sums.
 
     As many rows of dy after them, up to `end`, are fetched if arrays are streamed.
     """
     i = first
     while i < stop:
-        own = part(found, PARAMETERS * (i - base), PARAMETERS)
+        own = part(found, PARAMETERS * (i - first), PARAMETERS)
         dy, x = row(dy_rows, i), row(x_rows, i)
         following = ahead(dy_rows, i + stop - first, end, stream)
         if extreme is None and double is None and i + 1 < stop:
@@ -43,21 +46,20 @@ def gather_rows(
 
 @njit(**STRICT)
 def add_rows(
-    found, base, dy_rows, x_rows, dweights, dbiases, first, stop, cols, start, size, centered, double, extreme
+    found, dy_rows, x_rows, dweights, dbiases, first, stop, start, place, size, width, centered, double, extreme
 ):  # fmt: skip
-    """dweight += dy·x̂ and dbias += dy of rows first to stop whose statistics are known, `size` columns from `start`."""
-    dweight, dbias = part(dweights, start, size), part(dbiases, start, size)
+    """dweight += dy·x̂ and dbias += dy of rows first to stop whose statistics are known, `size` columns from `start`;
+    their sums stand from `place` on, of as many as `width`."""
+    dweight, dbias = part(dweights, place, size), part(dbiases, place, size)
     dweight_errors, dbias_errors = (
-        errors_of(dweights, cols, start, size, double), errors_of(dbiases, cols, start, size, double)
+        errors_of(dweights, width, place, size, double), errors_of(dbiases, width, place, size, double)
     )  # fmt: skip
     i = first
     while i < stop:
-        own = statistics_of(part(found, PARAMETERS * (i - base), PARAMETERS), centered, double, extreme)
+        own = statistics_of(part(found, PARAMETERS * i, PARAMETERS), centered, double, extreme)
         dy, x = part(row(dy_rows, i), start, size), part(row(x_rows, i), start, size)
         if extreme is None and double is None and i + 1 < stop:
-            own_2 = statistics_of(
-                part(found, PARAMETERS * (i + 1 - base), PARAMETERS), centered, double, extreme
-            )
+            own_2 = statistics_of(part(found, PARAMETERS * (i + 1), PARAMETERS), centered, double, extreme)
             dy_2, x_2 = part(row(dy_rows, i + 1), start, size), part(row(x_rows, i + 1), start, size)
             add_leaf(dy, x, dy_2, x_2, None, dweight, None, dbias, None, own, own_2, None, None, None)
             i += 2
@@ -85,3 +87,20 @@ def write_rows(
             ahead(x_rows, i + stop - first, end, stream), row(dx_rows, i + 1), edge, held,
         )  # fmt: skip
     return held
+
+
+@njit(**STRICT)
+def clear(sums):
+    """No sums yet, unless they are None."""
+    if sums is not None:
+        for j in range(sums.size):
+            sums[j] = 0.0
+
+
+@njit(**STRICT)
+def put_sums(gradient, sums, start, size, width, double):
+    """gradient[start:] = the first `size` sums, rounded once; for float64 with what was lost. Nothing if it is None."""
+    if gradient is not None:
+        for j in range(size):
+            error = 0.0 if double is None else sums[width + j]
+            store(gradient, start + j, compensated(sums[j], error), 0)

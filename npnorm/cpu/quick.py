@@ -188,7 +188,7 @@ def backward(centered, dy, x, weight, mean, rstd, eps, mask, out):
     length = 2 * cols if plan.double else cols
     sums = None if dweight is None else zeros(length)
     sums_2 = None if dbias is None else zeros(length)
-    arguments = (*inputs, None, dx, sums, sums_2, eps, cols)
+    arguments = (*inputs, dx, sums, sums_2, eps, cols)
     reached = run(*arguments, 0, rows)
     if reached != rows:
         finish(plan, "", arguments, reached, rows)

@@ -13,11 +13,14 @@ from .._plan import Plan
 from .arrays import Argument
 from .kernels import make_backward, make_forward, make_total, make_wide
 from .waiting import wait
+from .wide import make_apply, make_gather, means
 
 Key = tuple[Plan, bool, str] | tuple[str, bool, str]
-"""What names a kernel: a plan, whether it is for extreme rows, and a phase; "total", `double` and a format; `WAIT`."""
+"""What names a kernel: a plan, whether it is for extreme rows, and a phase; "total", `double` and a format; `WAIT`,
+`MEANS`."""
 
 WAIT: Key = ("wait", False, "")
+MEANS: Key = ("means", False, "")
 
 Signature = Any  # Numba's, which mypy does not know
 
@@ -40,6 +43,7 @@ def kernel(plan: Plan, extreme: bool = False, phase: str = "") -> Callable[..., 
 
     `extreme` is the one for rows of extreme size. The phase "stream" is for arrays larger than the cache, "short",
     of a forward kernel without options, for many short rows; "gather" and "apply" are the halves for very wide rows.
+    Of the last, dweight and dbias are the gradients, not sums.
     """
     key: Key = (plan, extreme, phase)
     return _kernels.get(key) or _compiled(key)
@@ -48,6 +52,16 @@ def kernel(plan: Plan, extreme: bool = False, phase: str = "") -> Callable[..., 
 def is_simple(plan: Plan) -> bool:
     """Whether a forward plan has special kernels for short and wide rows: not with options that few have."""
     return not (plan.double or plan.other or plan.rstd)
+
+
+def gather_plan(plan: Plan) -> Plan:
+    """What the phase "gather" needs of a backward plan."""
+    return plan._replace(out=None, dweight=None, dbias=None, dresidual=None)
+
+
+def apply_plan(plan: Plan, gradient: str) -> Plan:
+    """What the phase "apply" needs of a backward plan, with the format of dweight and dbias."""
+    return plan._replace(mean=None, rstd=None, dweight=plan.dweight and gradient, dbias=plan.dbias and gradient)
 
 
 def total_kernel(double: bool, gradient_format: str) -> Callable[..., Any]:
@@ -59,6 +73,11 @@ def total_kernel(double: bool, gradient_format: str) -> Callable[..., Any]:
 def waiting_kernel() -> Callable[..., Any]:
     """The compiled `waiting.wait`."""
     return _kernels.get(WAIT) or _compiled(WAIT)
+
+
+def means_kernel() -> Callable[..., Any]:
+    """The compiled `wide.means`."""
+    return _kernels.get(MEANS) or _compiled(MEANS)
 
 
 def _compiled(key: Key) -> Callable[..., Any]:
@@ -98,10 +117,14 @@ def source(plan: Plan | str, extreme: bool, phase: str) -> tuple[Callable[..., A
     """The Python function of a kernel, and the types it is compiled for."""
     if plan == "wait":
         return wait, types.void(*(Argument(types.int64),) * 2, types.int64, types.intp, types.intp)
+    if plan == "means":
+        return means, types.void(*(_array("float64"),) * 2, *RANGE)
     if isinstance(plan, str):
         return _total(extreme, phase)
-    if phase in ("gather", "apply") and not plan.backward:
-        return _wide(plan, phase)
+    if phase in ("gather", "apply"):
+        if not plan.backward:
+            return _wide(plan, phase)
+        return _gather(plan, extreme) if phase == "gather" else _apply(plan, extreme)
     return _backward(plan, extreme, phase) if plan.backward else _forward(plan, extreme, phase)
 
 
@@ -158,8 +181,6 @@ def _backward(plan: Plan, extreme: bool, phase: str) -> tuple[Callable[..., Any]
         plan.centered or None,
         plan.double or None,
         extreme or None,
-        phase != "apply" or None,
-        phase != "gather" or None,
         phase == "stream" or None,
     )
     signature = types.intp(
@@ -169,7 +190,6 @@ def _backward(plan: Plan, extreme: bool, phase: str) -> tuple[Callable[..., Any]
         _array(plan.dresidual),
         _array(plan.mean),
         _array(plan.rstd),
-        _array("float64" if phase in ("gather", "apply") else None),
         _array(plan.out),
         _array(plan.dweight),
         _array(plan.dbias),
@@ -177,6 +197,20 @@ def _backward(plan: Plan, extreme: bool, phase: str) -> tuple[Callable[..., Any]
         *RANGE,
     )
     return function, signature
+
+
+def _gather(plan: Plan, extreme: bool) -> tuple[Callable[..., Any], Signature]:
+    function = make_gather(plan.centered or None, plan.double or None, extreme or None)
+    inputs = (plan.other, plan.x, plan.weight, plan.mean, plan.rstd, "float64", "float64")
+    return function, types.intp(*map(_array, inputs), types.float64, *RANGE, types.intp)
+
+
+def _apply(plan: Plan, extreme: bool) -> tuple[Callable[..., Any], Signature]:
+    function = make_apply(plan.centered or None, plan.double or None, extreme or None)
+    inputs = (plan.other, plan.x, plan.weight, plan.dresidual, "float64")
+    sums = (plan.dweight and "float64", plan.dbias and "float64")
+    arrays = (*inputs, *sums, plan.out, plan.dweight, plan.dbias)
+    return function, types.intp(*map(_array, arrays), *(types.intp,) * 5)
 
 
 def _array(element_format: str | None) -> Any:

@@ -90,12 +90,12 @@ def gradients_over_rows(plan):
         while start < stop:
             start = outlined(
                 ordinary,
-                (dy, x, weight, dresidual, mean, rstd, None, dx, dweight, dbias, eps, cols, start, stop),
+                (dy, x, weight, dresidual, mean, rstd, dx, dweight, dbias, eps, cols, start, stop),
             )
             if start < stop:
                 start = outlined(
                     extreme,
-                    (dy, x, weight, dresidual, mean, rstd, None, dx, dweight, dbias, eps, cols, start, stop),
+                    (dy, x, weight, dresidual, mean, rstd, dx, dweight, dbias, eps, cols, start, stop),
                 )
 
     return run
