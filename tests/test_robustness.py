@@ -22,7 +22,7 @@ from bounds import assert_same_bits
 from table import NORMS, random
 
 import npnorm
-from npnorm.cpu import machine
+from npnorm.cpu import machine, work
 
 PACKAGE = Path(npnorm.__file__).parent
 TESTS = Path(__file__).parent
@@ -885,3 +885,13 @@ def test_outputs_go_past_a_cache_that_is_no_share_of_a_server(monkeypatch, size,
     monkeypatch.setattr(machine, "_read_size", lambda path: size)
     monkeypatch.setattr(machine, "glob", lambda pattern: ["size"])
     assert machine.streaming_size() == streamed
+
+
+def test_pages_of_large_new_arrays_are_made_first(monkeypatch, threads):
+    monkeypatch.setattr(work, "MAPPED", 3 * work.PAGE)
+    for count in (1, 2):
+        threads(count)
+        small, large = (np.full((3, size), 7, np.uint8) for size in (work.PAGE - 1, 300 * work.PAGE + 5))
+        work.touch(None, small, large)
+        written = np.flatnonzero(large != 7)
+        assert (small == 7).all() and (written == np.arange(0, large.size, work.PAGE)).all()

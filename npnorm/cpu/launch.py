@@ -16,6 +16,7 @@ from .work import (
     extent,
     from_row,
     native,
+    new_like,
     over_copies,
     parameter,
     row_blocks,
@@ -57,9 +58,9 @@ def forward(call):
     """y, residual_out, mean and rstd of a checked call, None where they are not asked for."""
     plan, x, residual, weight, bias, y, total, axes, eps, *_ = call
     if y is None:
-        y = np.empty(x.shape, native(x.dtype))
+        y = new_like(x)
     if plan.other and total is None:
-        total = np.empty(x.shape, native(x.dtype))
+        total = new_like(x)
     rows, cols = extent(x, axes)
     mean = np.full(rows, np.nan) if plan.mean else None
     rstd = np.full(rows, np.nan) if plan.rstd else None
@@ -132,7 +133,7 @@ def backward(call):
     dtype = native((x if call.weight is None else call.weight).dtype)
     dx, dweight, dbias = call.out
     if call.mask[0] and dx is None:
-        dx = np.empty(x.shape, native(x.dtype))
+        dx = new_like(x)
     if call.mask[1] and dweight is None:
         dweight = np.empty(shape, dtype)
     if call.mask[2] and dbias is None:

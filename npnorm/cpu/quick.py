@@ -13,7 +13,7 @@ from numpy import empty, ndarray, zeros
 from . import launch
 from .runs import finish
 from .specialize import kernel, total_kernel
-from .work import SPLIT, WIDE
+from .work import SPLIT, WIDE, touch
 
 PLAIN, WRITEABLE, OWNER = 0x101, 0x501, 0x4
 """The flags C_CONTIGUOUS and ALIGNED; WRITEABLE besides; OWNDATA."""
@@ -105,6 +105,7 @@ def forward(centered, x, residual, weight, bias, eps, out):
     rows = size // cols
     arguments = (x, residual, weight, bias, total, y, None, None, eps, cols)
     if size >= SPLIT:
+        touch(y if out is None else None, total)
         launch.forward_rows(known.plan, arguments, rows, x is y)
     else:
         run = known.run or known.load()
@@ -182,6 +183,7 @@ def backward(centered, dy, x, weight, mean, rstd, eps, mask, out):
         dbias = empty(row_shape, gradient_dtype)
     inputs = (dy, x, weight, None, mean, rstd)
     if size >= SPLIT or cols > WIDE:
+        touch(dx if out is None else None)
         launch.backward_rows(plan, inputs, dx, (dweight, dbias), eps, rows, cols)
         return dx, dweight, dbias
     run = known.run or known.load()

@@ -31,6 +31,11 @@ of 512 x 768 took 40 or 50 µs in equal pieces, by chance, and takes 38."""
 MUCH = 2**21
 """Elements from which work is cut into more pieces than there are threads."""
 
+MAPPED = 2**25
+"""Bytes from which a new array has no pages: the allocator asks the system for each, and keeps none for later."""
+
+PAGE = 4096
+
 MOST_BLOCKS = 32
 """Blocks of rows whose sums for dweight and dbias are kept apart, so that threads can share the rows."""
 
@@ -122,6 +127,25 @@ def cut(length: int, count: int, more: int = 0) -> Ranges:
 def spread(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]]) -> list[tuple[Any, Any]]:
     """Call function(*job) for every job on the threads there are: (job, result) of each, in any order."""
     return pool.run(function, jobs, get_num_threads())
+
+
+def touch(*arrays: Array | None) -> None:
+    """Have the system make the pages of new arrays, if they are large, before a kernel writes to them.
+
+    A page is cleared when it is made, and so is in the cache then; to write past the cache what is in it takes long.
+    LayerNorm of 4096 x 4096 float32 into a new array took a Xeon 16.4 ms, and takes 12.6; 7 of them make pages.
+    """
+    for array in arrays:
+        if array is not None and array.nbytes >= MAPPED:
+            pages = array.reshape(-1).view(np.uint8)[::PAGE]
+            spread(pages.__setitem__, [(slice(*each), 0) for each in row_ranges(pages.size, PAGE)])
+
+
+def new_like(x: Array) -> Array:
+    """A new array like x for a kernel to write, in native byte order."""
+    array = np.empty(x.shape, native(x.dtype))
+    touch(array)
+    return array
 
 
 def row_views(arrays: Sequence[Array | None], axes: int, cols: int) -> list[Array | None] | None:
