@@ -27,6 +27,16 @@ def format_of(dtype: np.dtype[Any]) -> str | None:
     return name
 
 
+def shown(value: Any) -> str:
+    """A value as messages show it: in a few words, if it is more than those."""
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape} and dtype {value.dtype}"
+    if type(value) is tuple and 1 < len(value) < 9:
+        return f"({', '.join(map(shown, value))})"
+    text = repr(value)
+    return text if len(text) < 200 and "\n" not in text else f"an object of type {type(value).__name__}"
+
+
 def checked_array(name: str, value: Any) -> tuple[Checked, str]:
     """The value as a plain NumPy array of a supported dtype, not copied if it is an array, and its format.
 
@@ -89,7 +99,7 @@ def trailing_axes(axis: Any, ndim: int) -> int:
     try:
         numbers = [_index(a) for a in axes]
     except TypeError:
-        raise TypeError(f"`axis` must be an int or a tuple of ints; got {axis!r}") from None
+        raise TypeError(f"`axis` must be an int or a tuple of ints; got {shown(axis)}") from None
     if not numbers:
         raise ValueError("`axis` must name at least one axis; got ()")
     for number in numbers:
@@ -97,10 +107,10 @@ def trailing_axes(axis: Any, ndim: int) -> int:
             raise np.exceptions.AxisError(number, ndim, "`axis` of `x`")
     named = sorted(number % ndim for number in numbers)
     if len(set(named)) != len(named):
-        raise ValueError(f"`axis` must not name an axis twice; got {axis!r} for a {ndim}-d `x`")
+        raise ValueError(f"`axis` must not name an axis twice; got {shown(axis)} for a {ndim}-d `x`")
     if named != list(range(ndim - len(named), ndim)):
         raise ValueError(
-            f"`axis` must name the trailing axes of `x`; got {axis!r} for a {ndim}-d `x`: move them to the end "
+            f"`axis` must name the trailing axes of `x`; got {shown(axis)} for a {ndim}-d `x`: move them to the end "
             f"with np.moveaxis(x, {tuple(named)}, {tuple(range(-len(named), 0))}), and y back"
         )
     return len(named)
@@ -120,9 +130,9 @@ def checked_normalized_shape(shape: Any) -> tuple[int, ...]:
     try:
         numbers = tuple(_index(length) for length in lengths)
     except TypeError:
-        raise TypeError(f"{rule}; got {shape!r}") from None
+        raise TypeError(f"{rule}; got {shown(shape)}") from None
     if not numbers or min(numbers) < 0:
-        raise ValueError(f"{rule}, at least one and none negative; got {shape!r}")
+        raise ValueError(f"{rule}, at least one and none negative; got {shown(shape)}")
     return numbers
 
 
@@ -168,11 +178,11 @@ def checked_number(name: str, value: Any, rule: str) -> float:
     if type(value) is float:
         return value
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
-        raise TypeError(f"`{name}` must be {rule}; got {value!r}")
+        raise TypeError(f"`{name}` must be {rule}; got {shown(value)}")
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"`{name}` must be {rule}; got {value!r}") from None
+        raise ValueError(f"`{name}` must be {rule}; got {shown(value)}") from None
 
 
 def checked_eps(eps: Any, centered: bool, x_format: str) -> float:
@@ -182,17 +192,17 @@ def checked_eps(eps: Any, centered: bool, x_format: str) -> float:
         return float(np.finfo(np.float64 if x_format == "float64" else np.float32).eps)
     number = checked_number("eps", eps, rule)
     if not 0.0 <= number < math.inf:
-        raise ValueError(f"`eps` must be {rule}; got {eps!r}")
+        raise ValueError(f"`eps` must be {rule}; got {shown(eps)}")
     return number
 
 
 def checked_offset(offset: Any, weight: Checked | None) -> float:
     number = checked_number("weight_offset", offset, "a finite real number")
     if not math.isfinite(number):
-        raise ValueError(f"`weight_offset` must be a finite real number; got {offset!r}")
+        raise ValueError(f"`weight_offset` must be a finite real number; got {shown(offset)}")
     if number and weight is None:
         raise ValueError(
-            f"`weight_offset` is added to `weight`, which is None; got {offset!r}: pass a weight of zeros"
+            f"`weight_offset` is added to `weight`, which is None; got {shown(offset)}: pass a weight of zeros"
         )
     return number
 
@@ -235,10 +245,10 @@ def checked_mask(mask: Any, weight: Checked | None) -> tuple[bool, bool, bool]:
         return True, weight is not None, weight is not None
     if not isinstance(mask, Sequence | np.ndarray) or np.ndim(mask) != 1 or len(mask) != 3:
         raise ValueError(
-            f"`output_mask` must be three bools, for dx, dweight and dbias; got {mask!r}"
+            f"`output_mask` must be three bools, for dx, dweight and dbias; got {shown(mask)}"
         )
     if not all(isinstance(wanted, bool | np.bool_) for wanted in mask):
-        raise TypeError(f"`output_mask` must be three bools; got {mask!r}")
+        raise TypeError(f"`output_mask` must be three bools; got {shown(mask)}")
     return bool(mask[0]), bool(mask[1]), bool(mask[2])
 
 
@@ -250,7 +260,7 @@ def checked_gradients(
         return (None, None, None), [None, None, None]
     if not isinstance(out, tuple) or len(out) != 3:
         raise ValueError(
-            f"`out` must be a tuple of three arrays or None, for dx, dweight and dbias; got {out!r}"
+            f"`out` must be a tuple of three arrays or None, for dx, dweight and dbias; got {shown(out)}"
         )
     arrays: list[Checked | None] = [None, None, None]
     formats: list[str | None] = [None, None, None]
@@ -287,7 +297,7 @@ def check_side(arrays: dict[str, Checked | None], stream: Any) -> None:
         )
     if device is None:
         if stream is not None:
-            raise ValueError(f"`stream` must be None for arrays in host memory; got {stream!r}: leave it out")
+            raise ValueError(f"`stream` must be None for arrays in host memory; got {shown(stream)}: leave it out")
         return
     numbers = {name: array.device for name, array in given.items() if array.device is not None}
     for name, number in numbers.items():

@@ -474,3 +474,12 @@ def test_arrays_and_bools_as_options(norm):
 def test_ragged_sequences(norm):
     with pytest.raises(ValueError, match="`x` must be an array or nested sequences of equal lengths"):
         norm.forward([[1.0, 2.0], [3.0]])
+
+
+@pytest.mark.parametrize("name", ["axis", "eps", "weight_offset", "output_mask", "out", "stream"])
+def test_messages_do_not_print_arrays(norm, name):
+    x, large = np.ones((3, 1000), np.float32), np.ones((2, 1000), np.float32)
+    for value in (large, (large, large), [large], list(range(1000))):
+        with pytest.raises((TypeError, ValueError)) as raised:
+            norm.backward(x, x, x[0], **{name: value})
+        assert len(str(raised.value)) < 400 and "\n" not in str(raised.value)

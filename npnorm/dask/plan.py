@@ -10,7 +10,7 @@ import dask.array as da
 import numpy as np
 
 from .. import _plan
-from .._checks import format_of, trailing_axes
+from .._checks import format_of, shown, trailing_axes
 from .._plan import Backward, Derivative, Forward
 
 Array = Any
@@ -110,7 +110,8 @@ def plan_jvp(
 def _refuse_option(name: str, value: Any) -> None:
     if value is not None:
         raise ValueError(
-            f"`{name}` must be None for Dask arrays, it is for arrays on a CUDA device; got {value!r}: leave it out"
+            f"`{name}` must be None for Dask arrays, it is for arrays on a CUDA device; got {shown(value)}: "
+            f"leave it out"
         )
 
 
