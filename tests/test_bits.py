@@ -569,3 +569,16 @@ def test_threads_that_share_the_gradients_of_a_row(norm, dtype, monkeypatch, thr
             threads(count)
             assert_all_same(norm.backward(dy[some], x[some], weight, **given)._asdict(), expected)
             assert_all_same(norm.backward(dy[some], x[some], weight)._asdict(), expected)
+
+
+@pytest.mark.parametrize("dtypes", [("float64", "float32"), ("float16", "float32"), ("float32", "float16")])
+def test_wide_gradients_of_two_dtypes(norm, dtypes, monkeypatch, threads):
+    threads(2)
+    dy, x, weight = random((2, 40000), "float32", 1), random((2, 40000), "float32", 2), random(40000, "float32", 3)
+    actual, expected = ((None, *(np.empty(40000, dtype) for dtype in dtypes)) for _ in range(2))
+    dx = norm.backward(dy, x, weight, out=actual).dx
+    monkeypatch.setattr(launch, "WIDE", 2**30)  # by rows
+    monkeypatch.setattr(quick, "WIDE", 2**30)
+    assert_same_bits(dx, norm.backward(dy, x, weight, out=expected).dx)
+    for got, wanted in zip(actual[1:], expected[1:], strict=True):
+        assert_same_bits(got, wanted)

@@ -34,7 +34,8 @@ def _backward(call: Backward) -> Iterator[Key]:
     if not any(call.mask):
         return
     gradient = plan.weight or plan.x
-    for part, phase in ((plan, ""), (gather_plan(plan), "gather"), (apply_plan(plan, gradient), "apply")):
+    apply = apply_plan(plan, plan.dweight and gradient, plan.dbias and gradient)
+    for part, phase in ((plan, ""), (gather_plan(plan), "gather"), (apply, "apply")):
         yield part, False, phase
         yield part, True, phase
     if not plan.double:

@@ -33,16 +33,19 @@ def to_line(typingctx, vector):
 @intrinsic
 def line_of(typingctx, value, vector):
     """A float32 or float64 value in as many lanes as a cache line has elements of the vector."""
-    kind = Lanes(value, LINE * 8 // vector.dtype.bitwidth, vector.dtype == BFLOAT)
-    return kind(value, vector), lambda context, builder, signature, args: spread(builder, args[0], kind.count)
+    return _line_of(value, vector)
 
 
 @intrinsic
 def pairs_of(typingctx, value, vector):
     """`line_of` for a vector of bfloat16, whose lanes are paired; None for others."""
-    if vector.dtype != BFLOAT:
-        return types.none(value, vector), lambda context, builder, signature, args: context.get_dummy_value()
-    kind = Lanes(value, LINE * 8 // vector.dtype.bitwidth, True)
+    if vector.dtype == BFLOAT:
+        return _line_of(value, vector)
+    return types.none(value, vector), lambda context, builder, signature, args: context.get_dummy_value()
+
+
+def _line_of(value, vector):
+    kind = Lanes(value, LINE * 8 // vector.dtype.bitwidth, vector.dtype == BFLOAT)
     return kind(value, vector), lambda context, builder, signature, args: spread(builder, args[0], kind.count)
 
 
@@ -130,8 +133,8 @@ def load(typingctx, vector, j, like):
 
 @intrinsic
 def load_both(typingctx, vector, j, like):
-    """The next elements twice as many as `like` has lanes, each in one of two results; pairs of bfloat16 are parted,
-    which takes fewer instructions than to spread them out."""
+    """vector[j] and the elements after it, twice as many as `like` has lanes, as two results in any order: pairs of
+    bfloat16 are parted, which takes fewer instructions than to spread them out."""
     kind = types.UniTuple(like, 2)
 
     def codegen(context, builder, signature, args):

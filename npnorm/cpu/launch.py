@@ -201,7 +201,7 @@ def _by_columns(plan, inputs, dx, gradients, eps, rows, cols):
     parameters = _gathered(plan, inputs, eps, rows, cols)
     flats = [None if gradient is None else _flat(gradient) for gradient in gradients]
     width = (BLOCK if rows > FEW else BLOCK // 8) // (2 if plan.double else 1)
-    apply = apply_plan(plan, next(format_of(flat.dtype) for flat in flats if flat is not None))
+    apply = apply_plan(plan, *(None if flat is None else format_of(flat.dtype) for flat in flats))
 
     def apply_blocks(start, stop):
         sums = (None if flat is None else np.empty(2 * width if plan.double else width) for flat in flats)

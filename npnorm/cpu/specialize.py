@@ -59,9 +59,9 @@ def gather_plan(plan: Plan) -> Plan:
     return plan._replace(out=None, dweight=None, dbias=None, dresidual=None)
 
 
-def apply_plan(plan: Plan, gradient: str) -> Plan:
-    """What the phase "apply" needs of a backward plan, with the format of dweight and dbias."""
-    return plan._replace(mean=None, rstd=None, dweight=plan.dweight and gradient, dbias=plan.dbias and gradient)
+def apply_plan(plan: Plan, dweight: str | None, dbias: str | None) -> Plan:
+    """What the phase "apply" needs of a backward plan, with the formats of dweight and dbias."""
+    return plan._replace(mean=None, rstd=None, dweight=dweight, dbias=dbias)
 
 
 def total_kernel(double: bool, gradient_format: str) -> Callable[..., Any]:
