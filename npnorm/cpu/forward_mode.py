@@ -52,8 +52,8 @@ def _derivative(
     """dy of the rows of one tile, in float64."""
     dy = np.zeros((rows, cols))
     if dx is not None:
-        # No weight, dresidual, statistics and parameters before dx, no sums after it.
-        arguments = (dx, x, *(None,) * 5, dy, None, None, call.eps, cols)
+        # No weight, dresidual and statistics before dx, no sums after it.
+        arguments = (dx, x, *(None,) * 4, dy, None, None, call.eps, cols)
         run(call.projected, "", arguments, 0, rows)
         if scale is not None:
             dy *= scale
