@@ -66,7 +66,7 @@ def stored_form(builder, value, dtype, like):
     if not (isinstance(like, Lanes) and like.paired):
         return narrow(builder, value, dtype)
     if dtype == BFLOAT:
-        even, odd = halves(builder, _bfloat_bits(builder, value))
+        even, odd = _halves(builder, _bfloat_bits(builder, value))
         pairs = builder.or_(builder.lshr(even, _constant(even, 16)), builder.and_(odd, _constant(odd, _UPPER)))
         return builder.bitcast(pairs, ir.VectorType(_I16, like.count))
     value = narrow(builder, value, dtype)
@@ -81,7 +81,7 @@ def even_and_odd(builder, value):
     return [builder.bitcast(half, _as(_F32, half)) for half in bits]
 
 
-def halves(builder, value):
+def _halves(builder, value):
     half = value.type.count // 2
     return [builder.shuffle_vector(value, value, _places(range(start, start + half))) for start in (0, half)]
 
