@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ._checks import shown
 from .cpu.machine import usable_cpus
 
 _chosen: int | None = None
@@ -84,7 +85,7 @@ def alone() -> Iterator[None]:
 
 
 def _checked(name: str, value: object) -> int:
-    message = f"{name} must be an integer of at least 1, the number of threads; got {value!r}"
+    message = f"{name} must be an integer of at least 1, the number of threads; got {shown(value)}"
     if isinstance(value, str):
         raise ValueError(message)
     try:

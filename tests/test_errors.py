@@ -483,3 +483,8 @@ def test_messages_do_not_print_arrays(norm, name):
         with pytest.raises((TypeError, ValueError)) as raised:
             norm.backward(x, x, x[0], **{name: value})
         assert len(str(raised.value)) < 400 and "\n" not in str(raised.value)
+
+
+def test_messages_about_threads_do_not_print_arrays(norm):
+    with pytest.raises(TypeError, match=r"got an array of shape \(300, 200\)"):
+        npnorm.set_num_threads(np.ones((300, 200)))
