@@ -11,7 +11,7 @@ from .._plan import Derivative
 from .._results import Array
 from .layout import Rows
 from .runs import run
-from .work import extent, native, row_ranges, scale, spread
+from .work import extent, new_like, row_ranges, scale, spread
 
 TILE = 3 * 2**12
 """Elements of a tile, unless a row has more. A thread has two tiles in float64, 192 KB, and copies of up to three where
@@ -22,7 +22,7 @@ def jvp(call: Derivative) -> Array:
     """dy of a checked call."""
     x, dy = call.x, call.out
     if dy is None:
-        dy = np.empty(x.shape, native(x.dtype))
+        dy = new_like(x)
     rows, cols = extent(x, call.axes)
     if rows and cols:
         parameters = _vector(scale(call, call.double)), _vector(call.dweight), _vector(call.dbias)
